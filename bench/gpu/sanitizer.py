@@ -41,6 +41,7 @@ SMALL = {
     "layer/linear, argmax": "linear_cuda::test_ties_go_to_the_lower_id",
     "layer/lora": "lora::test_rows_without_an_adapter_and_padding_stay_as_they_are",
     "layer/rms_norm": "layer_cuda::test_nan_reaches_the_output_of_its_row_and_no_other",
+    "layer/row_inputs": "row_inputs::test_rows_are_those_that_torch_gathers_norms_and_joins",
     "layer/silu_mul": "layer_cuda::test_a_gate_holds_over_the_whole_range",
     "sampling/draw_siblings": "verify_rules_cuda::test_rows_of_nodes_beyond_their_tree_or_the_largest_one_give_none",
     "sampling/verify_rules": "verify_rules_cuda::test_padding_and_idle_requests_change_nothing_for_the_others",

@@ -20,6 +20,7 @@
 #include "ops/experts/experts.h"
 #include "ops/growth/grow_level.h"
 #include "ops/growth/pairs.h"
+#include "ops/growth/row_inputs.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -115,6 +116,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<DraftGlide>(m, "draft_glide");
   bind_op<PairRows>(m, "pair_rows");
   bind_op<KeepPairs>(m, "keep_pairs");
+  bind_op<JoinRows>(m, "join_rows");
   bind_op<GrowLevel>(m, "grow_level");
   bind_op<LimitDepths>(m, "limit_depths");
   bind_op<SelectNodes>(m, "select_nodes");

@@ -557,6 +557,7 @@ def pair_rows(
     ancestors: Tensor,
     last: Tensor,
     roots: Tensor,
+    ends: Tensor,
     unread: int,
 ) -> None: ...
 def keep_pairs(
@@ -569,6 +570,18 @@ def keep_pairs(
     counts: Tensor,
     first: Tensor,
     add: bool,
+) -> None: ...
+def join_rows(
+    left: Tensor,
+    ids: Tensor | None,
+    right: Tensor,
+    above: Tensor | None,
+    left_norm: Tensor | None,
+    right_norm: Tensor | None,
+    stream: Tensor | None,
+    out: Tensor,
+    norms_stream: bool,
+    eps: float,
 ) -> None: ...
 def grow_level(
     best_tokens: Tensor,

@@ -37,6 +37,10 @@ class LayerOps:
     experts: ExpertOps
     rounds: bool
 
+    def dtype_for(self, reader: Projection) -> torch.dtype:
+        """Returns the dtype of rows that a product reads."""
+        return reader.weights[0].row_dtype if self.rounds else torch.float32
+
 
 class LayerwiseDecoder:
     """The layers of a model as Decoder takes them, over the ops of any device."""
@@ -88,26 +92,28 @@ class LayerwiseDecoder:
         """As Decoder; the caller answers for slots and positions. experts: stays as it is.
 
         chains: see tree_attention_cuda.
+        inputs: may be at_layers itself, [M, 1, hidden], where only the last layer's output is wanted: no row is copied.
         """
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
         def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
-            dtype = reader.weights[0].row_dtype if reader and ops.rounds else torch.float32
+            dtype = ops.dtype_for(reader) if reader else torch.float32
             return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
 
         bare = LoraLayer.empty()
-        residual, q, delta = empty(rows, c.hidden_size), empty(rows, c.num_heads, c.head_dim), None
+        factors, in_place = self.multipliers, inputs is not None and inputs is at_layers
+        q, delta = empty(rows, c.num_heads, c.head_dim), None
+        residual = at_layers[:, 0] if in_place and at_layers is not None else empty(rows, c.hidden_size)
         if inputs is None:
             ops.gather_rows(self.embedding, tree.tokens, residual)
-        else:
+        elif not in_place:
             residual.copy_(inputs)
-        factors = self.multipliers
         if factors.embedding != factors.residual:
             residual.mul_(factors.embedding / factors.residual)
         stream_eps = c.rms_norm_eps / factors.residual**2
 
         def write_at_layer(number: int) -> None:
-            if at_layers is not None and number in self.hidden_state_layers:
+            if at_layers is not None and not in_place and number in self.hidden_state_layers:
                 stream = residual if factors.residual == 1 else residual * factors.residual
                 at_layers[:, self.hidden_state_layers.index(number)] = stream
 

@@ -117,7 +117,7 @@ OPS = {
     ),
     "pair_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  counts: i32[B]  first: i32[B]  tokens: i32[M]  parents: i32[M]  "
-        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B]  roots: i32[B,1]",
+        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B]  roots: i32[B,1]  ends: i32[2,B]",
         ("pair_rows",),
     ),
     "keep_pairs": Op(
@@ -125,8 +125,13 @@ OPS = {
         "kept: f32[slots,R,C]  counts: i32[slots]  first: i32[slots]",
         ("keep_pairs",),
     ),
+    "join_rows": Op(
+        "left: float[L,C]  ids?: i32[M]  right: f32[R,D]  above?: i64[M]  left_norm?: f32[C]  right_norm?: f32[D]  "
+        "stream?: f32[M,D]  out: float[M,both]",
+        ("join_rows",),
+    ),
     "grow_level": Op(
-        "best_tokens: i32[R,k]  best_scores: f32[R,k]  token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  "
+        "best_tokens: i32[best,k]  best_scores: f32[best,k]  token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  "
         "known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  "
         "tokens: i32[R]  depths: i32[R]  ancestors: i32[R,W]  above: i64[R]  beam: i32[B,w]  tokens: i32[next]  "
         "depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",

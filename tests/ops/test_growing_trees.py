@@ -145,3 +145,27 @@ def test_sizes_that_do_not_fit_are_refused(cuda_backend):
     wide = best(cuda_backend, torch.zeros(1, 9, dtype=torch.int32), torch.zeros(1, 9))
     with pytest.raises(ValueError, match=r"^first: 9 candidates from column 1 on do not fit into columns 1 to 6"):
         trees.grow(wide)
+
+
+def test_rows_of_a_request_may_share_their_children(cuda_backend):
+    plan = GrowthPlan.of(2, 3, 2, 2, 1, cuda_backend.device)
+    one = cuda_backend.put(ints([1, 1]))
+    shared, apart = (GrowingTrees(plan, one[:, None].contiguous(), one, None) for _ in range(2))
+    for level in range(3):
+        tokens = torch.tensor([[5, 6], [7, 8]], dtype=torch.int32) + 10 * level
+        scores = torch.tensor([[-1.0, -1.5], [-0.1, -3.0]])
+        rows = shared.grow(best(cuda_backend, tokens, scores))
+        width = 1 if level == 0 else 2
+        apart.grow(best(cuda_backend, *(each.repeat_interleave(width, 0) for each in (tokens, scores))))
+        assert rows is None or not rows.in_place
+    for ours, theirs in zip(shared.columns, apart.columns, strict=True):
+        assert ours.cpu().equal(theirs.cpu())
+
+
+def test_a_child_of_a_candidate_that_does_not_exist_is_none_either(cuda_backend):
+    plan = GrowthPlan.of(1, 2, 1, 1, 1, cuda_backend.device)
+    one = cuda_backend.put(ints([1]))
+    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
+    for token in (-1, 5):
+        trees.grow(best(cuda_backend, torch.tensor([[token]], dtype=torch.int32), torch.zeros(1, 1)))
+    assert trees.columns[2].tolist() == [[0, -1, -1]]

@@ -46,6 +46,7 @@ def test_pairs_are_chains_of_the_tokens_behind_their_positions_and_padding(cuda_
         assert found.rows.ancestors[own].cpu().equal(bits)
     assert found.last.tolist() == [1, 2 * rows - 1, 2 * rows]
     assert found.roots.tolist() == [[15], [59], [5]]
+    assert found.ends.tolist() == [[4, 5 + rows, -1], [5, 6 + rows, 0]]
 
 
 def test_the_last_pairs_may_be_left_out(cuda_backend):

@@ -19,6 +19,7 @@ struct Grow {
   unsigned* next_bits;
   int64_t* next_above;
   int ids, columns, width, children, next, words, first, first_node;
+  bool shared;  // whether all rows of a request have the same children
 };
 
 struct Child {
@@ -29,12 +30,13 @@ struct Child {
 // Entry i of the level of request b. The root's column may not be written yet.
 __device__ Child child_of(const Grow& op, int b, int i, bool known) {
   const int64_t own = static_cast<int64_t>(b) * op.columns, row = static_cast<int64_t>(b) * op.width + i / op.children;
-  const int64_t place = row * (1 + op.children) + 1 + i % op.children;
+  const int64_t place = (op.shared ? b : row) * (1 + op.children) + 1 + i % op.children;
   const int best = op.best_tokens[place], parent = op.beam[row];
   const bool below_root = op.first == 1;
   const int token = best < 0 || op.token_ids == nullptr ? best : best < op.ids ? op.token_ids[best] : -1;
   const float above = below_root ? 0.0f : op.scores[own + parent];
-  const int depth = !known || token < 0 ? -1 : below_root ? 1 : op.depths[own + parent] + 1;
+  const int parent_depth = below_root ? 0 : op.depths[own + parent];
+  const int depth = !known || token < 0 || parent_depth < 0 ? -1 : parent_depth + 1;
   return {token, parent, depth, above + op.best_scores[place]};
 }
 
@@ -127,7 +129,8 @@ void run_cuda(const GrowLevel& op) {
                   static_cast<int>(op.after.beam.shape[1]),
                   static_cast<int>(op.before.ancestors.shape[1]),
                   static_cast<int>(op.first),
-                  static_cast<int>(op.first_node)};
+                  static_cast<int>(op.first_node),
+                  op.best_tokens.shape[0] == B};
   launch({"grow_level", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.roots.stream}, grow_level_kernel, grow);
 }
 

@@ -1,5 +1,5 @@
-// PairRows: a block owns a request. KeepPairs: a block copies one pair. Floors: the rows' columns; the kept states
-// once.
+// PairRows: a block owns a request. KeepPairs: a block copies one pair. Floors: the rows' columns; the kept
+// states once.
 #include "ops/growth/pairs.h"
 
 #include "cuda/trees/chain_rows.cuh"
@@ -13,7 +13,7 @@ static_assert(kMaxNodes <= kThreads);
 struct Waiting {
   const int *history, *history_length, *counts, *first;
   int64_t* last;
-  int* roots;
+  int *roots, *ends;
   int capacity, unread;
 };
 
@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kThreads) pair_rows_kernel(Waiting from, Chain
   if (i == 0) {
     from.last[b] = static_cast<int64_t>(b) * rows.nodes + min(max(count - 1, 0), rows.nodes - 1);
     from.roots[b] = tokens[from.history_length[b] - 1];
+    from.ends[b] = first + count - 1, from.ends[gridDim.x + b] = first + count;
   }
 }
 
@@ -65,13 +66,10 @@ __global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep op) {
 void run_cuda(const PairRows& op) {
   const DeviceGuard guard(op.history.device_id);
   const int64_t B = op.history.shape[0];
-  const Waiting from{op.history.as<int>(),
-                     op.history_length.as<int>(),
-                     op.counts.as<int>(),
-                     op.first.as<int>(),
-                     op.last.as<int64_t>(),
-                     op.roots.as<int>(),
-                     static_cast<int>(op.history.shape[1]),
+  const Waiting from{op.history.as<int>(),       op.history_length.as<int>(),
+                     op.counts.as<int>(),        op.first.as<int>(),
+                     op.last.as<int64_t>(),      op.roots.as<int>(),
+                     op.ends.as<int>(),          static_cast<int>(op.history.shape[1]),
                      static_cast<int>(op.unread)};
   const ChainRows rows{op.tokens.as<int>(),
                        op.parents.as<int>(),

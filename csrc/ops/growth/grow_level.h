@@ -24,12 +24,13 @@ struct BeamRows {
   TensorView above;      // [B * w] int64, the rows of the parents in the level before
 };
 
-// The children of row r of `before` are entries 1 to k of row r of the drafted columns, likeliest first. They become
-// the candidates from column `first` on, row after row. Then the best w of them are the rows of `after`, ties to the
-// lower column, numbered `first_node` on; none where w is 0.
+// The children of row r of `before` are entries 1 to k of row r of the drafted columns, likeliest first; or of row b,
+// where all rows of request b have the same children. They become the candidates from column `first` on, row after row.
+// Then the best w of them are the rows of `after`, ties to the lower column, numbered `first_node` on; none where w is
+// 0.
 struct GrowLevel {
-  TensorView best_tokens;    // [B * w, 1 + k] int32, the drafter's tokens; -1: there is no child
-  TensorView best_scores;    // [B * w, 1 + k] float32, their log-probabilities
+  TensorView best_tokens;    // [B * w, 1 + k] or [B, 1 + k] int32, the drafter's tokens; -1: there is no child
+  TensorView best_scores;    // as many rows, float32, their log-probabilities
   OptionalTensor token_ids;  // [Vd] int32, the target's tokens; None: the drafter's are the same
   OptionalTensor order;      // [w'] int32, the entries to expand, counted over the level; None: the best ones
   TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
@@ -41,7 +42,7 @@ struct GrowLevel {
 
   Device validate() const {
     Checker check;
-    Dim B{"B"}, M{"M"}, R{"B * w"}, K{"1 + k"}, V{"Vd"}, w{"w"}, next{"w'"}, rows{"B * w'"}, W{"W"};
+    Dim B{"B"}, M{"M"}, R{"rows"}, K{"1 + k"}, V{"Vd"}, w{"w"}, next{"w'"}, rows{"B * w'"}, W{"W"};
     check(roots, "roots", {DType::kInt32}, {B, 1});
     check(known, "known", {DType::kInt32}, {B});
     check(before.beam, "before.beam", {DType::kInt32}, {B, w});
@@ -52,7 +53,7 @@ struct GrowLevel {
     check(candidates.parents, "candidates.parents", {DType::kInt32}, {B, M});
     check(candidates.depths, "candidates.depths", {DType::kInt32}, {B, M});
     check(candidates.scores, "candidates.scores", {DType::kFloat32}, {B, M});
-    check(before.ancestors, "before.ancestors", {DType::kInt32}, {R, W});
+    check(before.ancestors, "before.ancestors", {DType::kInt32}, {B * w, W});
     check(after.beam, "after.beam", {DType::kInt32}, {B, next});
     check(after.tokens, "after.tokens", {DType::kInt32}, {rows});
     check(after.depths, "after.depths", {DType::kInt32}, {rows});
@@ -60,7 +61,7 @@ struct GrowLevel {
     check(after.above, "after.above", {DType::kInt64}, {rows});
     check.optional(order, "order", {DType::kInt32}, {next});
     const int64_t level = w * (K - 1);
-    if (R != B * w) fail("best_tokens: expected ", B * w, " rows, got ", R.value);
+    if (R != B * w && R != B) fail("best_tokens: expected ", B * w, " rows or ", B.value, ", got ", R.value);
     if (rows != B * next) fail("after.tokens: expected ", B * next, " rows, got ", rows.value);
     if (first < 1 || first + level > M) {
       fail("first: ", level, " candidates from column ", first, " on do not fit into columns 1 to ", M - 1);

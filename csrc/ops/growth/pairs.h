@@ -20,6 +20,7 @@ struct PairRows {
   TensorView ancestors;       // [B * N, W] int32 bits, written
   TensorView last;            // [B] int64, written: the row of each request's last pair, whether it is read or not
   TensorView roots;           // [B, 1] int32, written: last committed tokens
+  TensorView ends;            // [2, B] int32, written: the number of each request's last pair, and of the next one
   int64_t unread;             // pairs at the end that are not laid out
 
   Device validate() const {
@@ -35,6 +36,7 @@ struct PairRows {
     check(ancestors, "ancestors", {DType::kInt32}, {M, W});
     check(last, "last", {DType::kInt64}, {B});
     check(roots, "roots", {DType::kInt32}, {B, 1});
+    check(ends, "ends", {DType::kInt32}, {2, B});
     if (B < 1 || M % B != 0 || M < B) fail("tokens: ", M.value, " rows are no whole number of pairs for B=", B.value);
     if (M / B > kMaxNodes) fail("tokens: ", M / B, " pairs per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("ancestors: ", W.value, " words cannot hold ", M / B, " pairs");

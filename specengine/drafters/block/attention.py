@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,66 +44,110 @@ class BlockAttention:
     """
 
     def __init__(self, ops: LayerOps, heads: int, kv_heads: int, head_dim: int, size: int) -> None:
-        self._ops, self._size = ops, size
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self.ops, self.size = ops, size
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self._chains: dict[int, Rows] = {}  # by requests; captured graphs hold on to these
+        self._lone: dict[int, Rows] = {}
+
+    def at(self, place: CacheBatch) -> AttentionAt:
+        """Returns the attention of one pass.  place: lengths are those of the context."""
+        return AttentionAt(self, place)
+
+    def chains(self, batch: int, device: torch.device) -> Rows:
+        """Returns the rows of blocks as chains."""
+        if batch not in self._chains:
+            starts = torch.arange(0, batch * self.size + 1, self.size, dtype=torch.int32, device=device)
+            bits = None
+            if not is_host(device):
+                bits = chain_bits(starts, batch * self.size)[:, : -(-self.size // 32)].contiguous()
+            self._chains[batch] = Rows(starts, bits)
+        return self._chains[batch]
+
+    def lone(self, batch: int, device: torch.device) -> Rows:
+        """Returns one row of each request."""
+        if batch not in self._lone:
+            starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+            bits = None if is_host(device) else torch.ones(batch, 1, dtype=torch.int32, device=device)
+            self._lone[batch] = Rows(starts, bits)
+        return self._lone[batch]
+
+
+class Rows(NamedTuple):
+    """start: int32 [B + 1].  ancestors: int32 [M, W] bits; None on the host."""
+
+    start: torch.Tensor
+    ancestors: torch.Tensor | None
+
+
+class AttentionAt:
+    """The attention of one pass, layer by layer."""
+
+    def __init__(self, attention: BlockAttention, place: CacheBatch) -> None:
+        self._of, self._place = attention, place
+        self._ends: dict[int, torch.Tensor] = {}  # by the last slot that is seen
 
     def __call__(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: CacheBatch, mask: BlockMask
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: BlockMask, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Returns float32 [B size, H D] of queries [B size, H, D].
+        """Returns [B size, H D] of queries [B size, H, D], in a dtype.
 
-        keys, values: of one layer.  place: lengths are those of the context.
+        keys, values: of one layer.
         """
-        size = self._size
-        views = {mask.seen_from(slot, size) for slot in range(size)}
+        a = self._of
+        views = {mask.seen_from(slot, a.size) for slot in range(a.size)}
         if mask.causal and len({window for _, window in views}) == 1:
-            out = self._chains(q, keys, values, place, mask.window)
-        elif len(views) == 1 and size * self._heads // self._kv_heads <= MOST_HEADS:
+            out = self._as_chains(q, keys, values, mask.window, dtype)
+        elif len(views) == 1 and a.size * a.heads // a.kv_heads <= MOST_HEADS:
             ((last, window),) = views
-            out = self._as_heads(q, keys, values, place, last, window)
+            out = self._as_heads(q, keys, values, last, window, dtype)
         else:
-            out = self._slot_by_slot(q, keys, values, place, mask)
+            out = self._slot_by_slot(q, keys, values, mask, dtype)
         return out.view(len(q), -1)
 
-    def _chains(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: CacheBatch, window: int
+    def _as_chains(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int, dtype: torch.dtype
     ) -> torch.Tensor:
-        starts = torch.arange(0, len(q) + 1, self._size, dtype=torch.int32, device=q.device)
-        view = KVCacheView(keys, values, place.block_table, place.lengths, starts, 0)
-        bits = None if is_host(q.device) else chain_bits(starts, len(q))[:, : -(-self._size // 32)].contiguous()
-        out = torch.empty_like(q)
-        self._ops.tree_attention(q, view, bits, out, self._head_dim**-0.5, window)
-        return out
+        rows = self._of.chains(len(self._place.lengths), q.device)
+        view = KVCacheView(keys, values, self._place.block_table, self._place.lengths, rows.start, 0)
+        return self._attended(q, view, rows, window, dtype)
 
     def _as_heads(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: CacheBatch, last: int, window: int
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, last: int, window: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """Makes all slots of a request heads of one row, so that they read the context together."""
-        batch, group = len(place.lengths), self._heads // self._kv_heads
-        shape = (batch, self._size, self._kv_heads, group, self._head_dim)
-        rows = _swapped(q.view(shape)).view(batch, -1, self._head_dim)
-        out = self._last_rows(rows, keys, values, place, last, window)
-        return _swapped(out.view(batch, self._kv_heads, self._size, group, self._head_dim)).view(q.shape)
+        a, batch = self._of, len(self._place.lengths)
+        group = a.heads // a.kv_heads
+        shape = (batch, a.size, a.kv_heads, group, a.head_dim)
+        rows = _swapped(q.view(shape)).view(batch, -1, a.head_dim)
+        out = self._last_rows(rows, keys, values, last, window, dtype)
+        return _swapped(out.view(batch, a.kv_heads, a.size, group, a.head_dim)).view(q.shape)
 
     def _slot_by_slot(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: CacheBatch, mask: BlockMask
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: BlockMask, dtype: torch.dtype
     ) -> torch.Tensor:
-        slots = q.view(-1, self._size, *q.shape[1:])
-        out = torch.empty_like(slots)
-        for slot in range(self._size):
-            view = mask.seen_from(slot, self._size)
-            out[:, slot] = self._last_rows(slots[:, slot].contiguous(), keys, values, place, *view)
+        size = self._of.size
+        slots = q.view(-1, size, *q.shape[1:])
+        out = torch.empty_like(slots, dtype=dtype)
+        for slot in range(size):
+            last, window = mask.seen_from(slot, size)
+            out[:, slot] = self._last_rows(slots[:, slot].contiguous(), keys, values, last, window, dtype)
         return out
 
     def _last_rows(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: CacheBatch, last: int, window: int
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, last: int, window: int, dtype: torch.dtype
     ) -> torch.Tensor:
         """Attends with one row of each request, which sees the context and the block up to slot `last`."""
-        starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-        view = KVCacheView(keys, values, place.block_table, place.lengths + last, starts, 0)
-        bits = None if is_host(q.device) else torch.ones(len(q), 1, dtype=torch.int32, device=q.device)
-        out = torch.empty_like(q)
-        self._ops.tree_attention(q, view, bits, out, self._head_dim**-0.5, window)
+        rows = self._of.lone(len(q), q.device)
+        if last not in self._ends:
+            self._ends[last] = self._place.lengths + last
+        view = KVCacheView(keys, values, self._place.block_table, self._ends[last], rows.start, 0)
+        return self._attended(q, view, rows, window, dtype)
+
+    def _attended(
+        self, q: torch.Tensor, view: KVCacheView, rows: Rows, window: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        out = torch.empty_like(q, dtype=dtype)
+        self._of.ops.tree_attention(q, view, rows.ancestors, out, self._of.head_dim**-0.5, window)
         return out
 
 

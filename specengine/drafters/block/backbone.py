@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +17,7 @@ from specengine._C import KVCacheView
 from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.page_pool import PagePool
 from specengine.drafters.block.attention import BlockAttention
-from specengine.drafters.block.convolution import Convolution
+from specengine.drafters.block.convolution import Convolution, ConvolutionAt
 from specengine.drafters.block.settings import BlockSettings
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.models.config import ModelConfig
@@ -78,6 +79,14 @@ class BackboneParts:
     device: torch.device
 
 
+class Slots(NamedTuple):
+    """The slots of B blocks. tokens: int32 [B, size], masks.  depths: int32 [B size].  starts: int32 [B + 1]."""
+
+    tokens: torch.Tensor
+    depths: torch.Tensor
+    starts: torch.Tensor
+
+
 class Backbone:
     """Runs the layers of one drafter; a PairNetwork that reads hidden states and no tokens."""
 
@@ -95,6 +104,7 @@ class Backbone:
             parts.ops.layer, c.num_heads, c.num_kv_heads, c.head_dim, parts.settings.block_size
         )
         self._qkv = [layer.qkv for layer in parts.layers]
+        self._made: dict[int, Slots] = {}  # by blocks
         self._context_kv = _side_by_side([layer.kv for layer in parts.layers])
 
     @property
@@ -125,11 +135,13 @@ class Backbone:
         c, ops = self.config, self._layer_ops
         vectors = self._context(read.hidden_states)
         kv = self._ops.linear(vectors, self._context_kv).view(len(vectors), len(self._parts.layers), -1)
+        kv = kv.transpose(0, 1).contiguous()
         rows, no_query = read.rows, torch.empty(len(vectors), 0, c.head_dim, device=self.device)
         for number, layer in enumerate(self._parts.layers):
             view = self._view(pool, number, place, rows.row_start)
-            own = kv[:, number].contiguous()
-            ops.rope_cache(own, *self._rope.cos_sin, None, layer.k_norm, rows.depths, view, no_query, c.rms_norm_eps)
+            ops.rope_cache(
+                kv[number], *self._rope.cos_sin, None, layer.k_norm, rows.depths, view, no_query, c.rms_norm_eps
+            )
 
     def outputs(self, tokens: torch.Tensor, place: CacheBatch, pool: PagePool) -> torch.Tensor:
         """Returns the slots' outputs after the final norm, float32 [B, block_size, hidden].
@@ -138,41 +150,72 @@ class Backbone:
         """
         c, ops, size = self.config, self._layer_ops, self.settings.block_size
         batch, rows = len(tokens), tokens.numel()
-        depths = torch.arange(size, dtype=torch.int32, device=self.device).repeat(batch)
-        starts = torch.arange(0, rows + 1, size, dtype=torch.int32, device=self.device)
-        x, normed = (torch.empty(rows, c.hidden_size, device=self.device) for _ in range(2))
+        slots, attention = self._slots(batch), self._attention.at(place)
+        x = torch.empty(rows, c.hidden_size, device=self.device)
         q = torch.empty(rows, c.num_heads, c.head_dim, device=self.device)
-        ops.gather_rows(self._parts.embedding, tokens.flatten().contiguous(), x)
+        ops.gather_rows(self._parts.embedding, tokens.view(-1), x)
         if self.settings.embedding_scale != 1:
             x *= self.settings.embedding_scale
         delta = None
         for number, (layer, qkv, mask) in enumerate(
             zip(self._parts.layers, self._qkv, self.settings.masks, strict=True)
         ):
-            ops.rms_norm(x, delta, layer.attention_norm, normed, c.rms_norm_eps)
-            conv = layer.attention_conv and layer.attention_conv.at(normed, size)
-            made = self._ops.linear(conv.before(normed) if conv else normed, qkv)
-            view = self._view(pool, number, place, starts)
+            normed, conv = self._entered(x, delta, layer.attention_norm, qkv, layer.attention_conv)
+            made = self._ops.linear(normed, qkv)
+            view = self._view(pool, number, place, slots.starts)
             norms = layer.q_norm, layer.k_norm
-            ops.rope_cache(made, *self._rope.cos_sin, *norms, depths, view, q, c.rms_norm_eps)
-            attended = self._attention(q, pool.k[number], pool.v[number], place, mask)
+            ops.rope_cache(made, *self._rope.cos_sin, *norms, slots.depths, view, q, c.rms_norm_eps)
+            attended = attention(q, pool.k[number], pool.v[number], mask, ops.dtype_for(layer.attention_out))
             delta = self._ops.linear(attended, layer.attention_out)
             delta = conv.after(delta) if conv else delta
-            ops.rms_norm(x, delta, layer.mlp_norm, normed, c.rms_norm_eps)
-            conv = layer.mlp_conv and layer.mlp_conv.at(normed, size)
-            gated = torch.empty(rows, c.intermediate_size, device=self.device)
-            ops.silu_mul(self._ops.linear(conv.before(normed) if conv else normed, layer.gate_up), gated)
+            normed, conv = self._entered(x, delta, layer.mlp_norm, layer.gate_up, layer.mlp_conv)
+            gated = torch.empty(rows, c.intermediate_size, dtype=ops.dtype_for(layer.down), device=self.device)
+            ops.silu_mul(self._ops.linear(normed, layer.gate_up), gated)
             delta = self._ops.linear(gated, layer.down)
             delta = conv.after(delta) if conv else delta
-        ops.rms_norm(x, delta, self._parts.final_norm, normed, c.rms_norm_eps)
-        return normed.view(batch, size, -1)
+        out = torch.empty_like(x)
+        ops.rms_norm(x, delta, self._parts.final_norm, out, c.rms_norm_eps)
+        return out.view(batch, size, -1)
+
+    def block_tokens(self, roots: torch.Tensor) -> torch.Tensor:
+        """Returns int32 [B, block_size]: a root of int32 [B], then masks; the next call for B roots overwrites it."""
+        tokens = self._slots(len(roots)).tokens
+        tokens[:, 0] = roots
+        return tokens
+
+    def _entered(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        norm: torch.Tensor,
+        reader: Projection,
+        convolution: Convolution | None,
+    ) -> tuple[torch.Tensor, ConvolutionAt | None]:
+        """Adds to the stream; returns what a sublayer reads, and its convolution if it has one."""
+        dtype = torch.float32 if convolution else self._layer_ops.dtype_for(reader)
+        normed = torch.empty_like(x, dtype=dtype)
+        self._layer_ops.rms_norm(x, delta, norm, normed, self.config.rms_norm_eps)
+        if convolution is None:
+            return normed, None
+        at = convolution.at(normed, self.settings.block_size)
+        return at.before(normed), at
+
+    def _slots(self, batch: int) -> Slots:
+        """Returns what all passes of as many blocks share; made once, since captured graphs hold on to it."""
+        if batch not in self._made:
+            size = self.settings.block_size
+            tokens = torch.full((batch, size), self.settings.mask_token, dtype=torch.int32, device=self.device)
+            depths = torch.arange(size, dtype=torch.int32, device=self.device).repeat(batch)
+            starts = torch.arange(0, batch * size + 1, size, dtype=torch.int32, device=self.device)
+            self._made[batch] = Slots(tokens, depths, starts)
+        return self._made[batch]
 
     def _context(self, picked: torch.Tensor) -> torch.Tensor:
-        """Returns context vectors float32 [M, hidden] of picked hidden states."""
+        """Returns context vectors [M, hidden] of picked hidden states, as their product takes them."""
         if self._order is not None:
             picked = picked[:, self._order]
         fused = self._ops.linear(picked.reshape(len(picked), -1), self._parts.fc)
-        out = torch.empty_like(fused)
+        out = torch.empty_like(fused, dtype=self._layer_ops.dtype_for(self._context_kv))
         self._layer_ops.rms_norm(fused, None, self._parts.context_norm, out, self.config.rms_norm_eps)
         return out
 

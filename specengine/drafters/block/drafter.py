@@ -21,7 +21,7 @@ from specengine.drafters.block.checkpoint import LoadedBlock, load_block
 from specengine.drafters.block.config import BlockConfig
 from specengine.drafters.block.head import OpenDraft
 from specengine.drafters.block.level_logits import BlockLevels
-from specengine.drafters.block.level_trees import best_trees, chain_tree, draft_chains, grow_levels
+from specengine.drafters.block.level_trees import best_trees, chain_tree, draft_chains, grow_captured, grow_levels
 from specengine.drafters.block.path_trees import path_trees
 from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.distributions.columns import Columns
@@ -35,6 +35,7 @@ from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
+from specengine.ops.growth.level_trees import GrowthPlan
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
 
@@ -75,6 +76,7 @@ class BlockDrafter(ReadsPairs, Drafter):
         self._children = min(most, self.head.most_children)
         self._drafted_levels = 0  # of the last draft
         self._growing: BlockLevels | None = None  # the last drawn trees
+        self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
         vocabulary = self.head.vocabulary
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
@@ -163,17 +165,25 @@ class BlockDrafter(ReadsPairs, Drafter):
         levels = min(self.levels, batch.nodes - 1)
         if not levels:
             return root_trees(batch)
-        pairs, table = batch.drafter_state, batch.cache.block_table
-        first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
-        read, roots = pairs.rows(batch)
-        self.network.cache_pairs(read, CacheBatch(table, first), self.pairs.pool)
-        draft = self._open(roots[:, 0], CacheBatch(table, first + counts), levels)
-        trees = grow_levels(draft, roots[:, 0], levels, self._beam)
-        tokens, parents, depths, scores = trees.rooted(roots)
+        waiting = batch.drafter_state.rows(batch)
+        self.network.cache_pairs(waiting.pairs, waiting.place, self.pairs.pool)
+        draft = self._open(waiting.roots[:, 0], waiting.next, levels)
+        plan = self._plan(batch.size, levels)
+        trees = grow_captured(draft, plan, waiting.roots, waiting.counts, self.head.vocabulary.tokens)
+        tokens, parents, depths, scores = trees
         if self.config.threshold:  # of a chain, whose scores add up the logarithms of chances
             sure = (scores[:, 1:] - scores[:, :-1]).exp() >= self.config.threshold
             depths = torch.where(depths > sure.int().cumprod(1).sum(1, keepdim=True), -1, depths)
-        return batch.selected(tokens, parents, depths, scores, counts, levels)  # without hidden states: the root alone
+        # Without hidden states nothing is drafted.
+        return batch.selected(tokens, parents, depths, scores, waiting.counts, levels)
+
+    def _plan(self, batch: int, levels: int) -> GrowthPlan:
+        """Returns the plan of a batch's trees on the device."""
+        key = (batch, levels)
+        if key not in self._plans:
+            words = -(-(1 + levels * self._beam) // 32)
+            self._plans[key] = GrowthPlan.of(batch, levels, self._children, self._beam, words, self._device)
+        return self._plans[key]
 
     @property
     def _beam(self) -> int:
@@ -190,9 +200,7 @@ class BlockDrafter(ReadsPairs, Drafter):
     def _open(self, roots: torch.Tensor, place: CacheBatch, levels: int) -> OpenDraft:
         """Runs the blocks of roots, int32 [B], behind their contexts, which are cached."""
         settings = self.settings
-        tokens = torch.full((len(roots), settings.block_size), settings.mask_token, device=roots.device).int()
-        tokens[:, 0] = roots
-        outputs = self.network.outputs(tokens, place, self.pairs.pool)
+        outputs = self.network.outputs(self.network.block_tokens(roots), place, self.pairs.pool)
         first = settings.first_slot
         return self.head.open(outputs[:, first : first + levels], self._children)
 

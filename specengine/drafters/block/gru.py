@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step
+from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, level_rows, of_level
 from specengine.drafters.block.vocabulary import Likeliest, Vocabulary
 from specengine.ops.weight import Projection, Weight
 
@@ -44,8 +44,9 @@ class GruHead(BlockHead):
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
         batch, levels, _ = outputs.shape
-        base = self.vocabulary.logits(outputs.flatten(0, 1)).view(batch, levels, -1)
-        return _GruDraft(self, outputs, base, self.likeliest(count))
+        rows = level_rows(outputs)
+        base = self.vocabulary.logits(rows).view(levels, batch, -1)
+        return _GruDraft(self, rows.view(levels, batch, -1), base, self.likeliest(count))
 
     def next_state(self, tokens: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
         """Returns the state [R, G] behind tokens int32 [R]; without a state they are roots."""
@@ -69,14 +70,14 @@ class GruHead(BlockHead):
 
 
 class _GruDraft(PathDraft):
-    """outputs: [B, levels, hidden].  base: [B, levels, Vd], logits of the slots alone."""
+    """outputs: [levels, B, hidden].  base: [levels, B, Vd], logits of the slots alone."""
 
     def __init__(self, head: GruHead, outputs: torch.Tensor, base: torch.Tensor, likeliest: Likeliest) -> None:
         super().__init__(likeliest)
         self._head, self._outputs, self._base = head, outputs, base
 
-    def step(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
+    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
         state = self._head.next_state(tokens, memory)
-        gain = self._head.correction(level, self._outputs[owners, level], state)
-        logits = self._base[owners, level]
+        slots, logits = (of_level(each, level, owners, len(tokens)) for each in (self._outputs, self._base))
+        gain = self._head.correction(level, slots, state)
         return Step(logits if gain is None else logits + gain, state)

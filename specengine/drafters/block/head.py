@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
-from specengine.drafters.block.vocabulary import Likeliest, Vocabulary
+from specengine.drafters.block.vocabulary import Best, Likeliest, Vocabulary
 from specengine.ops.weight import Projection
+
+LEAST = 1e-30  # of a chance that a head estimates, so that its logarithm is finite
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Children:
         others = probabilities[:, 1:] * ((1 - first) / (1 - probabilities[:, :1]).clamp(min=1e-6)).clamp(max=1.0)
         return torch.cat([first, others], dim=1)
 
+    @property
+    def scores(self) -> torch.Tensor:
+        """The logarithms of the chances, float32 [R, k], all finite where the head estimates them."""
+        return self.log_probs if self.confidence is None else self.chances.clamp(LEAST, 1.0).log()
+
 
 @dataclass(frozen=True)
 class Step:
@@ -52,16 +60,40 @@ class OpenDraft(ABC):
     """The drafts of one pass of B blocks."""
 
     @abstractmethod
-    def step(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
+    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
         """Computes the distributions behind R nodes of a level; level 0 is that of the roots.
 
-        owners: int64 [R], the block of each node.  tokens: int32 [R], of the nodes, the target's.  memory: what the
-        head remembers of the paths before these nodes; None at level 0.
+        owners: int64 [R], the block of each node; None: every block has as many, one block after the other.
+        tokens: int32 [R], of the nodes, the target's.  memory: what the head remembers of the paths before these nodes;
+        None at level 0.
         """
 
     @abstractmethod
     def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
         """Returns the likeliest children of these nodes. The arguments are those of step()."""
+
+    @abstractmethod
+    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
+        """Returns the same as captured cycles take it, and what the head remembers; every block has as many nodes.
+
+        Nodes of one block that have the same children may share them. The next call may overwrite what is returned.
+        """
+
+
+def of_level(values: torch.Tensor, level: int, owners: torch.Tensor | None, rows: int) -> torch.Tensor:
+    """Returns what the blocks of `rows` nodes have at a level, [rows, ..].
+
+    values: [levels, B, ..].  owners: as OpenDraft.step takes them.
+    """
+    own = values[level]
+    if owners is not None:
+        return own[owners]
+    return own if len(own) == rows else own.repeat_interleave(rows // len(own), 0)
+
+
+def level_rows(outputs: torch.Tensor) -> torch.Tensor:
+    """Returns outputs [B, levels, hidden] level by level, [levels * B, hidden]."""
+    return outputs.transpose(0, 1).flatten(0, 1)
 
 
 class BlockHead(ABC):
@@ -109,24 +141,36 @@ class PlainHead(BlockHead):
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
         batch, levels, _ = outputs.shape
-        logits = self.vocabulary.scaled(self.vocabulary.logits(outputs.flatten(0, 1)))
-        tokens, log_probs = self.likeliest(count)(logits)
-        return _PlainDraft(*(found.view(batch, levels, -1) for found in (logits, tokens, log_probs)))
+        logits = self.vocabulary.scaled(self.vocabulary.logits(level_rows(outputs)))
+        return _PlainDraft(self.likeliest(count), logits.view(levels, batch, -1))
 
 
-@dataclass(frozen=True)
 class _PlainDraft(OpenDraft):
-    """logits: [B, levels, Vd].  tokens, log_probs: [B, levels, k]."""
+    """logits: [levels, B, Vd]."""
 
-    logits: torch.Tensor
-    tokens: torch.Tensor
-    log_probs: torch.Tensor
+    def __init__(self, likeliest: Likeliest, logits: torch.Tensor) -> None:
+        self._likeliest, self._logits = likeliest, logits
 
-    def step(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
-        return Step(self.logits[owners, level])
+    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
+        return Step(of_level(self._logits, level, owners, len(tokens)))
 
     def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
-        return Children(self.tokens[owners, level], self.log_probs[owners, level])
+        own, log_probs = self._children
+        return Children(own[level, owners], log_probs[level, owners])
+
+    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
+        own, scores = self._best
+        return Best(own[level], scores[level]), None
+
+    @cached_property
+    def _children(self) -> list[torch.Tensor]:
+        """The likeliest tokens and their log-probabilities, [levels, B, k] each."""
+        return [each.view(*self._logits.shape[:2], -1) for each in self._likeliest(self._logits.flatten(0, 1))]
+
+    @cached_property
+    def _best(self) -> list[torch.Tensor]:
+        """The same as captured cycles take it, [levels, B, 1 + k] each."""
+        return [each.view(*self._logits.shape[:2], -1) for each in self._likeliest.best(self._logits.flatten(0, 1))]
 
 
 class PathDraft(OpenDraft):
@@ -138,3 +182,11 @@ class PathDraft(OpenDraft):
     def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
         step = self.step(level, owners, tokens, memory)
         return Children(*self._likeliest(step.logits), step.memory, step.confidence)
+
+    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
+        step = self.step(level, None, tokens, memory)
+        best = self._likeliest.best(step.logits)
+        if step.confidence is not None:
+            scores = Children(best.tokens[:, 1:], best.scores[:, 1:], None, step.confidence).scores
+            best.scores[:, 1:] = scores
+        return best, step.memory

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count as counted
 from math import exp
 
 import torch
 
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.drafters.block.head import Children, OpenDraft
+from specengine.drafters.block.head import OpenDraft
+from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
+from specengine.ops.row_tools import take_rows
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 
-LEAST = 1e-30  # of a chance, so that its logarithm is finite
+Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, parents, depths, scores
 
 
 def grow_levels(
@@ -25,7 +28,7 @@ def grow_levels(
     batch = len(roots)
     owners = torch.arange(batch, device=roots.device)
     children = draft.children(0, owners, roots, None)
-    trees = DynamicTrees(children.tokens, _scores(children), beam)
+    trees = DynamicTrees(children.tokens, children.scores, beam)
     above = torch.zeros_like(trees.beam)
     for level in range(1, levels):
         if least_tokens and not _pays(trees, least_tokens):
@@ -39,8 +42,28 @@ def grow_levels(
             memory = own.gather(1, places[..., None].expand(-1, -1, columns)).flatten(0, 1)
         children = draft.children(level, owners.repeat_interleave(width), trees.opened.flatten(), memory)
         shape = (batch, width, -1)
-        above = trees.grow(children.tokens.view(shape), _scores(children).view(shape))
+        above = trees.grow(children.tokens.view(shape), children.scores.view(shape))
     return trees
+
+
+def grow_captured(
+    draft: OpenDraft, plan: GrowthPlan, roots: torch.Tensor, known: torch.Tensor, token_ids: torch.Tensor | None
+) -> Columns:
+    """Returns the same candidates and their roots inside a captured cycle, as columns of select_nodes.
+
+    roots: int32 [B, 1].  known: int32 [B], 0: nothing is drafted for the request.  token_ids: as GrowingTrees takes it.
+    """
+    trees = GrowingTrees(plan, roots, known, token_ids)
+    tokens, memory = roots.view(-1), None
+    for level in counted():
+        best, memory = draft.best(level, tokens, memory)
+        rows = trees.grow(best)
+        if rows is None:
+            return trees.columns
+        tokens = rows.tokens
+        if memory is not None and not rows.in_place:
+            memory = take_rows(memory, rows.above)
+    raise AssertionError  # a plan has a last level
 
 
 def draft_chains(draft: OpenDraft, roots: torch.Tensor, levels: int) -> list[tuple[list[int], list[float]]]:
@@ -75,12 +98,6 @@ def best_trees(trees: DynamicTrees, roots: torch.Tensor, limits: Sequence[int], 
         chances = [exp(score - log[max(0, parent)]) for score, parent in zip(log, above[:count], strict=True)]
         found.append(ScoredTree(own[:count], above[:count], chances))
     return found
-
-
-def _scores(children: Children) -> torch.Tensor:
-    if children.confidence is None:
-        return children.log_probs
-    return children.chances.clamp(LEAST, 1.0).log()
 
 
 def _pays(trees: DynamicTrees, least_tokens: float) -> bool:

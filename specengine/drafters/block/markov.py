@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step
+from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, level_rows, of_level
 from specengine.drafters.block.vocabulary import Likeliest, Linear, Vocabulary
 from specengine.ops.weight import Projection, Weight
 
@@ -66,8 +66,9 @@ class MarkovHead(BlockHead):
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
         batch, levels, _ = outputs.shape
-        base = self.vocabulary.logits(outputs.flatten(0, 1)).view(batch, levels, -1)
-        return _MarkovDraft(self, outputs, base, self.likeliest(count))
+        rows = level_rows(outputs)
+        base = self.vocabulary.logits(rows).view(levels, batch, -1)
+        return _MarkovDraft(self, rows.view(levels, batch, -1), base, self.likeliest(count))
 
     def rows_before(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns rows of W1, float32 [R, rank], of tokens int32 [R]."""
@@ -84,14 +85,15 @@ class MarkovHead(BlockHead):
 
 
 class _MarkovDraft(PathDraft):
-    """outputs: [B, levels, hidden].  base: [B, levels, Vd], logits of the slots alone."""
+    """outputs: [levels, B, hidden].  base: [levels, B, Vd], logits of the slots alone."""
 
     def __init__(self, head: MarkovHead, outputs: torch.Tensor, base: torch.Tensor, likeliest: Likeliest) -> None:
         super().__init__(likeliest)
         self._head, self._outputs, self._base = head, outputs, base
 
-    def step(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
-        head, slots, logits = self._head, self._outputs[owners, level], self._base[owners, level]
+    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
+        head = self._head
+        slots, logits = (of_level(each, level, owners, len(tokens)) for each in (self._outputs, self._base))
         rows = head.rows_before(tokens)
         if rows is not None and head.markov is not None:
             change, memory = _change(head.markov, head.linear, slots, rows, memory)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, Children, OpenDraft, Step
-from specengine.drafters.block.vocabulary import Vocabulary
+from specengine.drafters.block.head import BlockHead, Children, OpenDraft, Step, level_rows, of_level
+from specengine.drafters.block.vocabulary import Best, Vocabulary
 from specengine.ops.weight import Projection, Weight
 
 GatherRows = Callable[[Weight, torch.Tensor, torch.Tensor], None]
@@ -46,19 +46,19 @@ class SelectorHead(BlockHead):
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
         s, vocabulary = self._selector, self.vocabulary
         batch, levels, _ = outputs.shape
-        slots = outputs.flatten(0, 1).contiguous()
+        slots = level_rows(outputs)
         logits = vocabulary.logits(slots)
         own = self.likeliest(s.count).own(logits)[0].long()
         rows = torch.empty(own.numel(), s.rank, device=own.device)
         tokens = vocabulary.target_ids(own.int())
         self._gather_rows(s.after, tokens.flatten().contiguous(), rows)
-        shape = (batch, levels, s.count)
+        shape = (levels, batch, s.count)
         return _SelectorDraft(
             self,
             own.view(shape),
             tokens.view(shape),
             vocabulary.scaled(logits.gather(1, own)).view(shape),
-            vocabulary.linear(slots, s.hidden).view(batch, levels, -1),
+            vocabulary.linear(slots, s.hidden).view(levels, batch, -1),
             rows.view(*shape, s.rank),
             count,
         )
@@ -72,9 +72,9 @@ class SelectorHead(BlockHead):
 
 @dataclass(frozen=True)
 class _SelectorDraft(OpenDraft):
-    """own, tokens: [B, levels, k], candidates by the drafter's and the target's ids.  scores: their logits.
+    """own, tokens: [levels, B, k], candidates by the drafter's and the target's ids.  scores: their logits.
 
-    hidden: [B, levels, rank].  after: [B, levels, k, rank].  count: children of every node.
+    hidden: [levels, B, rank].  after: [levels, B, k, rank].  count: children of every node.
     """
 
     head: SelectorHead
@@ -85,18 +85,32 @@ class _SelectorDraft(OpenDraft):
     after: torch.Tensor
     count: int
 
-    def step(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
+    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
         scores = self._scores(level, owners, tokens)
         logits = scores.new_full((len(scores), self.head.vocabulary.head.rows), -torch.inf)
-        return Step(logits.scatter(1, self.own[owners, level], scores))
+        return Step(logits.scatter(1, of_level(self.own, level, owners, len(tokens)), scores))
 
     def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
+        ranks, log_probs = self._ranked(level, owners, tokens)
+        return Children(self.tokens[level, owners].gather(1, ranks), log_probs.contiguous())
+
+    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
+        ranks, log_probs = self._ranked(level, None, tokens)
+        own = of_level(self.own, level, None, len(tokens)).gather(1, ranks).int()
+        return Best(torch.cat([own[:, :1], own], 1), torch.cat([log_probs[:, :1], log_probs], 1)), None
+
+    def _ranked(
+        self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the places of the best candidates and their log-probabilities, [R, count] each."""
         log_probs = self._scores(level, owners, tokens).log_softmax(-1)
         best = log_probs.sort(dim=-1, descending=True, stable=True)  # of equals the likelier candidate first
-        ranks = best.indices[:, : self.count]
-        return Children(self.tokens[owners, level].gather(1, ranks), best.values[:, : self.count].contiguous())
+        return best.indices[:, : self.count], best.values[:, : self.count]
 
-    def _scores(self, level: int, owners: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def _scores(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:
         """Returns the candidates' scores float32 [R, k] behind tokens int32 [R]."""
-        above = self.head.rows_before(tokens) * self.hidden[owners, level]
-        return self.scores[owners, level] + (self.after[owners, level] * above[:, None]).sum(-1)
+        hidden, scores, after = (
+            of_level(each, level, owners, len(tokens)) for each in (self.hidden, self.scores, self.after)
+        )
+        above = self.head.rows_before(tokens) * hidden
+        return scores + (after * above[:, None]).sum(-1)

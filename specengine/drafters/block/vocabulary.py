@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -41,6 +42,16 @@ class Vocabulary:
         return tokens if self.tokens is None else torch.where(tokens < 0, tokens, self.tokens[tokens.long()])
 
 
+class Best(NamedTuple):
+    """The likeliest children of R nodes in columns 1 to k, likeliest first.
+
+    tokens: int32 [R, 1 + k], the drafter's.  scores: float32 [R, 1 + k], log-probabilities.
+    """
+
+    tokens: torch.Tensor
+    scores: torch.Tensor
+
+
 class Likeliest:
     """Finds the likeliest tokens of rows of logits, of equals the lower one first."""
 
@@ -54,5 +65,10 @@ class Likeliest:
 
     def own(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the same with the drafter's tokens."""
-        best = self._expanders(logits.contiguous()[:, None])
+        best = self.best(logits)
         return best.tokens[:, 1:].clone(), best.scores[:, 1:].clone()
+
+    def best(self, logits: torch.Tensor) -> Best:
+        """Returns the same in memory that the next call with as many rows overwrites."""
+        best = self._expanders(logits.contiguous()[:, None])
+        return Best(best.tokens, best.scores)

@@ -42,7 +42,6 @@ from specengine.models.transformer import Transformer
 from specengine.ops.draft_tree import Thresholds, TreeDraft
 from specengine.ops.expand_backbone import BackboneTrees
 from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
-from specengine.ops.row_tools import take_rows
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
@@ -160,17 +159,16 @@ class Eagle(ReadsPairs, Drafter):
         levels = min(self.config.levels, batch.nodes - 1)
         if not levels:
             return root_trees(batch)
-        pairs = batch.drafter_state
-        first, counts = pairs.first[: batch.size], pairs.counts[: batch.size]
-        table = batch.cache.block_table
-        read, roots = pairs.rows(batch)
-        outputs = self._outputs(read, CacheBatch(table, first))
-        place = CacheBatch(table, first + counts - 1)
-        trees = GrowingTrees(self._plan(batch.size, levels), roots, counts, self._tokens)
+        waiting = batch.drafter_state.rows(batch)
+        outputs = self._outputs(waiting.pairs, waiting.place)
+        trees = GrowingTrees(self._plan(batch.size, levels), waiting.roots, waiting.counts, self._tokens)
         while (rows := trees.grow(self._likeliest(outputs))) is not None:
-            fed = take_rows(outputs.fed, rows.above)
-            outputs = self.network.forward(rows, fed, place, self.pairs.pool, first_node=rows.first_node)
-        return batch.selected(*self._cut(*trees.columns), counts, levels)  # without a pair nothing is drafted
+            above = None if rows.in_place else rows.above
+            outputs = self.network.forward(
+                rows, outputs.fed, waiting.last, self.pairs.pool, first_node=rows.first_node, above=above
+            )
+        # Without a pair nothing is drafted.
+        return batch.selected(*self._cut(*trees.columns), waiting.counts, levels)
 
     def _plan(self, batch: int, levels: int) -> GrowthPlan:
         """Returns the plan of a batch's trees on the device."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from specengine.drafters.eagle.halves import Halves
 from specengine.drafters.eagle.network import EagleNetwork, Outputs
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
-from specengine.ops.row_tools import join_columns
 
 
 class Eagle1Network(EagleNetwork):
@@ -22,8 +22,9 @@ class Eagle1Network(EagleNetwork):
     def _out_norm(self) -> torch.Tensor:
         return torch.ones(self.config.hidden_size, device=self.device)  # its result is never read
 
-    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return self.ops.linear(join_columns([embedded, hidden_states]), self.fc), None
+    def _enter(self, halves: Halves) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert self.fc is not None  # its checkpoint has one
+        return self.ops.linear(halves.join((None, None), self.fc), self.fc), None
 
     def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
         return Outputs(hidden, hidden)

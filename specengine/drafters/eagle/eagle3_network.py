@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specengine.drafters.eagle.halves import Halves
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
-from specengine.ops.row_tools import join_columns, take_rows
+from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
 
 
@@ -102,10 +103,9 @@ class Eagle3Network(EagleNetwork):
             vocabulary,
         )
 
-    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        normed = self._normed(hidden_states, self.norms.hidden_state)
-        halves = join_columns([self._normed(embedded, self.norms.embedding), normed])
-        return normed if self.norms.before_residual else hidden_states, halves
+    def _enter(self, halves: Halves) -> tuple[torch.Tensor, torch.Tensor | None]:
+        norms, reader = (self.norms.embedding, self.norms.hidden_state), self.layers[0].qkv
+        return halves.join_with_stream(norms, reader, self.norms.before_residual)
 
     def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
         return Outputs(normed, normed if self.norms.feed_back else hidden)

@@ -15,6 +15,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
+from specengine.drafters.eagle.halves import Halves, HalvesByOps, HalvesInOneKernel
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
@@ -65,6 +66,7 @@ class EagleNetwork(ABC):
         self.embedding, self.head = parts.embedding, parts.head
         self.target_size = parts.target_size
         self.ops, self.device = parts.ops, parts.device
+        self._on_device = parts.ops.on_device
         self._rope = RopeTables(parts.config, parts.device)
         last = (parts.config.num_layers,)
         self._decoder = self.ops.decoder(self.config, None, self.layers, self._out_norm(), last, self._first_columns())
@@ -125,7 +127,7 @@ class EagleNetwork(ABC):
         return 0
 
     @abstractmethod
-    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _enter(self, halves: Halves) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the residual stream [M, hidden], and the first layer's input where it is another."""
 
     @abstractmethod
@@ -140,17 +142,19 @@ class EagleNetwork(ABC):
         pool: PagePool,
         *,
         first_node: int = 0,
+        above: torch.Tensor | None = None,
     ) -> Outputs:
         """Caches the keys and values of M rows; returns their outputs.
 
         hidden_states: float32 [M, hidden], of fuse() or fed back.  first_node: as a decoder takes it.
+        above: int64 [M], the row of hidden_states that each row reads, on CUDA alone; None: they are in order.
         """
-        hidden = torch.empty(len(hidden_states), 1, self.config.hidden_size, device=self.device)
-        return self._outputs(hidden.squeeze(1), self._decoded(rows, hidden_states, place, pool, hidden, first_node))
+        hidden, normed = self._decoded(rows, hidden_states, place, pool, first_node=first_node, above=above)
+        return self._outputs(hidden, normed)
 
     def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
         """Caches the keys and values of pairs, and computes nothing beyond."""
-        self._decoded(read.rows, self.fuse(read.hidden_states), place, pool, None)
+        self._decoded(read.rows, self.fuse(read.hidden_states), place, pool, only_cache=True)
 
     def _decoded(
         self,
@@ -158,17 +162,29 @@ class EagleNetwork(ABC):
         hidden_states: torch.Tensor,
         place: CacheBatch,
         pool: PagePool,
-        hidden: torch.Tensor | None,
+        *,
         first_node: int = 0,
-    ) -> Any:
-        """Runs the decoder. hidden: [M, 1, hidden], takes the last layer's output; None: only the cache is written."""
-        embedded = torch.empty(len(hidden_states), self.config.hidden_size, device=self.device)
+        above: torch.Tensor | None = None,
+        only_cache: bool = False,
+    ) -> tuple[torch.Tensor, Any]:
+        """Runs the decoder; returns the last layer's output float32 [M, hidden], and the norm of it.
+
+        only_cache: only the cache is written.
+        """
+        count = len(rows.tokens)
+        cache = (pool.k, pool.v, place.block_table, place.lengths, *self._rope.cos_sin)
+        if self._on_device:
+            eps = self.config.rms_norm_eps
+            halves: Halves = HalvesInOneKernel(self.embedding, rows.tokens, hidden_states, above, self.ops.layer, eps)
+            inputs, first_inputs = self._enter(halves)
+            hidden = inputs[:, None]  # is overwritten layer by layer
+            return inputs, self._decoder(rows, *cache, hidden, hidden, first_inputs, first_node, only_cache)
+        embedded = torch.empty(count, self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(self.embedding, rows.tokens, embedded)
-        inputs, first_inputs = self._enter(hidden_states, embedded)
-        cache = (pool.k, pool.v, place.block_table, place.lengths)
-        return self._decoder(
-            rows, *cache, *self._rope.cos_sin, hidden, inputs, first_inputs, first_node, hidden is None
-        )
+        inputs, first_inputs = self._enter(HalvesByOps(embedded, hidden_states, self._normed))
+        hidden = torch.empty(count, 1, self.config.hidden_size, device=self.device)
+        written = None if only_cache else hidden
+        return hidden.squeeze(1), self._decoder(rows, *cache, written, inputs, first_inputs, first_node, only_cache)
 
     def _normed(self, rows: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(rows)

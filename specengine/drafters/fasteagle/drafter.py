@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
@@ -136,15 +135,13 @@ class FastEagle(ReadsPairs, Drafter):
         levels = min(self.levels, batch.nodes - 1)
         if not levels:
             return root_trees(batch)
-        pairs = batch.drafter_state
-        place = CacheBatch(batch.cache.block_table, pairs.first[: batch.size])
-        read, roots = pairs.rows(batch)
-        outputs = self.network.outputs(read, place, self.pairs.pool)  # the cache needs every layer
+        waiting = batch.drafter_state.rows(batch)
+        outputs = self.network.outputs(waiting.pairs, waiting.place, self.pairs.pool)  # the cache needs every layer
         trees = self._expand(outputs, levels)
         tokens = self.network.target_ids(trees.tokens)
-        tokens[:, :1] = roots
-        known = pairs.counts[: batch.size]  # without a pair nothing is drafted
-        return batch.selected(tokens, trees.parents, trees.depths, trees.scores, known, levels)
+        tokens[:, :1] = waiting.roots
+        # Without a pair nothing is drafted.
+        return batch.selected(tokens, trees.parents, trees.depths, trees.scores, waiting.counts, levels)
 
     def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
         """Returns backbones with leaves, by one call of the core."""

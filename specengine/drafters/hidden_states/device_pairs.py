@@ -6,12 +6,30 @@ many wait, the drafter reads all but the last between two cycles; see Backlog.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from specengine.cache.kv_cache import CacheBatch
 from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.growth.pairs import keep_pairs, pair_rows
+
+
+class WaitingPairs(NamedTuple):
+    """The pairs of every slot, and where they and what follows lie in the drafter's cache.
+
+    roots: int32 [B, 1], the last committed tokens.  counts: int32 [B], 0: there is no pair.
+    place: of the first pair.  last: of the last one.  next: behind it.
+    """
+
+    pairs: PairRows
+    roots: torch.Tensor
+    counts: torch.Tensor
+    place: CacheBatch
+    last: CacheBatch
+    next: CacheBatch
 
 
 class DevicePairs:
@@ -57,16 +75,13 @@ class DevicePairs:
         places = (kept, self.counts, self.first)
         keep_pairs(rows, batch.row_start, batch.accepted, batch.history, *places, add=batch.nodes == 1)
 
-    def rows(self, batch: DraftBatch) -> tuple[PairRows, torch.Tensor]:
-        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each.
-
-        The second value is the last committed tokens, int32 [B, 1].
-        """
+    def rows(self, batch: DraftBatch) -> WaitingPairs:
+        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each."""
         return self._rows(batch, self.backlog.most, unread=0)
 
     def late_rows(self, batch: DraftBatch) -> PairRows:
         """Returns all pairs but the last of every slot, padded to as many rows as have room."""
-        return self._rows(batch, self.backlog.room, unread=1)[0]
+        return self._rows(batch, self.backlog.room, unread=1).pairs
 
     def forget_late(self, batch: DraftBatch) -> None:
         """Keeps the last pair of every slot alone."""
@@ -76,9 +91,11 @@ class DevicePairs:
         self.first[:size] += read
         self.counts[:size] -= read
 
-    def _rows(self, batch: DraftBatch, most: int, unread: int) -> tuple[PairRows, torch.Tensor]:
-        """Returns the pairs of every slot but the `unread` last ones, padded to `most` rows each, and the roots."""
-        size = batch.size
-        where = (self.counts[:size], self.first[:size], self._starts[most][: size + 1])
-        laid = pair_rows(batch.history, *where, most, unread)
-        return PairRows(laid.rows, self.hidden_states[:size, :most].flatten(0, 1), laid.last), laid.roots
+    def _rows(self, batch: DraftBatch, most: int, unread: int) -> WaitingPairs:
+        """Returns the pairs of every slot but the `unread` last ones, padded to `most` rows each."""
+        size, table = batch.size, batch.cache.block_table
+        first = self.first[:size]
+        laid = pair_rows(batch.history, self.counts[:size], first, self._starts[most][: size + 1], most, unread)
+        pairs = PairRows(laid.rows, self.hidden_states[:size, :most].flatten(0, 1), laid.last)
+        places = (CacheBatch(table, lengths) for lengths in (first, *laid.ends))
+        return WaitingPairs(pairs, laid.roots, self.counts[:size], *places)

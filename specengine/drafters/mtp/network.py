@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine.drafters.eagle.halves import Halves
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
-from specengine.ops.row_tools import join_columns
 from specengine.ops.weight import Projection
 
 
@@ -39,9 +39,10 @@ class MtpNetwork(EagleNetwork):
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out
 
-    def _enter(self, hidden_states: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        halves = [self._normed(embedded, self.norms.embedding), self._normed(hidden_states, self.norms.hidden_state)]
-        return self.ops.linear(join_columns(halves), self.fc), None
+    def _enter(self, halves: Halves) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert self.fc is not None  # its checkpoint has one
+        joined = halves.join((self.norms.embedding, self.norms.hidden_state), self.fc)
+        return self.ops.linear(joined, self.fc), None
 
     def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
         return Outputs(normed, normed)

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from specengine import _C
-from specengine.ops.expand_backbone import BackboneTrees
+
+
+class Likeliest(Protocol):
+    """The likeliest children of R rows, in columns 1 to k, likeliest first; BackboneTrees of one level are such."""
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """int32 [R, 1 + k], the drafter's; -1: there is no child."""
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """float32 [R, 1 + k], log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +43,16 @@ class GrowthPlan:
 
     @staticmethod
     def of(batch: int, levels: int, children: int, beam: int, words: int, device: torch.device) -> GrowthPlan:
-        """Plans trees that expand the best `beam` nodes of a level."""
+        """Plans trees that expand the best `beam` nodes of a level; below one node these are its first children."""
         widths: list[int] = []
+        orders: list[torch.Tensor | None] = []
+        before = 1
         for _ in range(levels - 1):
-            widths.append(min(beam, children * (widths[-1] if widths else 1)))
-        return GrowthPlan._of(batch, children, widths, [None] * len(widths), words, device)
+            width = min(beam, children * before)
+            widths.append(width)
+            orders.append(torch.arange(width, dtype=torch.int32, device=device) if before == 1 else None)
+            before = width
+        return GrowthPlan._of(batch, children, widths, orders, words, device)
 
     @staticmethod
     def ordered(batch: int, children: int, orders: Sequence[torch.Tensor], words: int) -> GrowthPlan:
@@ -66,6 +83,7 @@ class GrownRows:
     """The rows of a level's expanded nodes, as those of a TreeBatch.
 
     above: int64 [B * w], the rows of their parents in the level before.  first_node: their first number.
+    in_place: whether each row continues the row of its number.
     """
 
     tokens: torch.Tensor
@@ -74,6 +92,7 @@ class GrownRows:
     ancestors: torch.Tensor
     above: torch.Tensor
     first_node: int
+    in_place: bool
 
 
 class GrowingTrees:
@@ -93,10 +112,10 @@ class GrowingTrees:
         self._before, self._level = plan.root, 0
         self._first = self._first_node = 1
 
-    def grow(self, best: BackboneTrees) -> GrownRows | None:
+    def grow(self, best: Likeliest) -> GrownRows | None:
         """Adds a level; returns the rows whose children come next, None behind the last level.
 
-        best: the children of the rows before, likeliest first, each row a tree of one level.
+        best: the children of the rows before, or of each request's root, which all its rows share.
         """
         plan, level = self._plan, self._level
         last = level == len(plan.widths)
@@ -116,7 +135,8 @@ class GrowingTrees:
         if last:
             return None
         start = plan.row_starts[width]
-        return GrownRows(after.tokens, after.depths, start, after.ancestors, after.above, first_node)
+        in_place = before.beam.shape[1] == width == 1
+        return GrownRows(after.tokens, after.depths, start, after.ancestors, after.above, first_node, in_place)
 
     @property
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

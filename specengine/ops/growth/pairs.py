@@ -19,11 +19,13 @@ class WaitingRows(NamedTuple):
     """Waiting pairs as chains, padded to N rows each.
 
     last: int64 [B], the row of each request's last pair.  roots: int32 [B, 1], the last committed tokens.
+    ends: int32 [2, B], the number of each request's last pair, and of the next one.
     """
 
     rows: TreeBatch
     last: torch.Tensor
     roots: torch.Tensor
+    ends: torch.Tensor
 
 
 def pair_rows(
@@ -38,10 +40,10 @@ def pair_rows(
     tokens, parents, depths = (torch.empty(batch * rows, dtype=torch.int32, device=device) for _ in range(3))
     ancestors = torch.empty(batch * rows, -(-rows // 32), dtype=torch.int32, device=device)
     last = torch.empty(batch, dtype=torch.int64, device=device)
-    roots = torch.empty(batch, 1, dtype=torch.int32, device=device)
+    roots, ends = (torch.empty(*shape, dtype=torch.int32, device=device) for shape in ((batch, 1), (2, batch)))
     text = (history.tokens, history.length)
-    _C.pair_rows(*text, counts, first, tokens, parents, depths, ancestors, last, roots, unread)
-    return WaitingRows(TreeBatch(tokens, parents, depths, row_start, ancestors, rows), last, roots)
+    _C.pair_rows(*text, counts, first, tokens, parents, depths, ancestors, last, roots, ends, unread)
+    return WaitingRows(TreeBatch(tokens, parents, depths, row_start, ancestors, rows), last, roots, ends)
 
 
 def keep_pairs(
