@@ -1,6 +1,6 @@
 """Joins what a race says of trained drafters to what their training said: python bench/equal_data.py RACE.json OUT.json
 
-RACE.json: of `python -m specengine.bench --drafters NAME:FOLDER,OPTIONS;.. --json RACE.json`. Each FOLDER is the
+RACE.json: of `python -m specengine.bench --drafters NAME:FOLDER,OPTIONS,.. --json RACE.json`. Each FOLDER is the
 output of `specengine train`. A drafter that runs as a chain and as a tree has one line with both.
 """
 

@@ -189,7 +189,7 @@ def _trained_lines(data: dict[str, Any], name: str) -> list[str]:
         ]
         rows.append(f"| {' | '.join(columns)} |")
     lead = f"{_where(data)}, {data['questions']} questions, greedy. Two numbers are those of a chain and of a tree."
-    heads = ("drafter", "M parameters", "k tokens", "held-out acceptance", "its tau", "tau", "draft ms", "speed")
+    heads = ("drafter", "M parameters", "k tokens", "held-out acceptance", "held-out tau", "tau", "draft ms", "speed")
     return [
         *textwrap.wrap(lead, COLUMNS),
         "",

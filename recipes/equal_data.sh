@@ -3,8 +3,9 @@
 #
 #   recipes/equal_data.sh FOLDER
 #
-# Then trains the two best with two more seeds, and races these runs alone. Takes about 100 minutes of two cores. The text is that of the shipped corpus; every drafter sees 180,000 tokens of it once.
-# The script has not been run as a whole: its commands were, two trainings at a time, each with OMP_NUM_THREADS=1.
+# Then it trains the two best with two more seeds, and races these runs alone. The text is that of the shipped corpus;
+# every drafter sees 180,000 tokens of it once. This takes about 100 minutes of two cores. The script has not been run as
+# a whole: its commands were, two trainings at a time, each with OMP_NUM_THREADS=1.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$1" && cd "$1"

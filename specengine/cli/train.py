@@ -14,7 +14,10 @@ from specengine.utils.console import note
 
 def train(
     drafter: Annotated[
-        str, typer.Option(help="fasteagle, eagle, eagle3, medusa, glide or draft-model[,option=value...].")
+        str,
+        typer.Option(
+            help="dflash, draft-model, dspark, eagle, eagle3, fasteagle, glide, jetspec or medusa[,option=value...]."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the drafter; a stopped run resumes there.")],
     target: options.Model = "smollm2-135m",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,10 +13,11 @@ from specengine.models.draft_checkpoint import DraftCheckpoint, open_draft_check
 from specengine.train.objectives.base import Objective
 from specengine.train.run_state import load_state
 
-# Fields of config.json that change the use of the tensors, besides their shapes.
+# Fields of config.json, or of its `dflash_config`, that change the use of the tensors, besides their shapes.
 _USE = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps"),
     *("eagle_aux_hidden_state_layer_ids", "parallel", "block_size", "cross_attention"),
+    *("target_layer_ids", "mask_token_id", "markov_head_type"),
 )
 
 
@@ -63,7 +66,14 @@ def _of_drafter(checkpoint: DraftCheckpoint, objective: Objective) -> tuple[dict
     if different := sorted(there ^ set(names.values())):
         here = "has a" if different[0] in there else "has no"
         raise ValueError(f"start: the drafter {checkpoint.source} {here} tensor '{different[0]}', unlike this run's")
+    own, theirs = _flat(json), _flat(checkpoint.json)
     for name in _USE:
-        if name in json and name in checkpoint.json and checkpoint.json[name] != json[name]:
-            raise ValueError(f"start: {checkpoint.source} has {name} {checkpoint.json[name]}, expected {json[name]}")
+        if name in own and name in theirs and theirs[name] != own[name]:
+            raise ValueError(f"start: {checkpoint.source} has {name} {theirs[name]}, expected {own[name]}")
     return objective.adopted({ours: checkpoint.read(name).float() for ours, name in names.items()}), set(names)
+
+
+def _flat(json: Mapping[str, Any]) -> dict[str, Any]:
+    """Joins the fields of a config.json with those of its group for block drafters, which lie in either place."""
+    group = json.get("dflash_config")
+    return {**json, **(group if isinstance(group, Mapping) else {})}

@@ -1,13 +1,17 @@
 """The losses of block drafters, slot by slot."""
 
+import json
+
 import pytest
 import torch
 
 from specengine.drafters import load_drafter
 from specengine.models.checkpoint import RandomCheckpoint
 from specengine.models.transformer import load_transformer
+from specengine.train.export import write_drafter
 from specengine.train.objectives import block, block_families
 from specengine.train.objectives.target_layers import shape_of
+from specengine.train.warm_start import warm_start_weights
 from tests.drafters.block_files import write
 from tests.train import straight_line as straight
 from tests.train.tiny import CONFIG, batch_for, randomised, target_weights
@@ -89,7 +93,8 @@ def guess_loss(objective, w, state, above, label, last):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_is_that_of_blocks_done_slot_by_slot(family):
     objective = made(family)
-    given = batch_for(objective, lengths=(11, 8))
+    given = batch_for(objective, lengths=(14, 8), wanted_from=(2, 4))
+    given.wanted[0, 4] = False  # a token between two answers: no block goes on behind it
     loss, report = objective.loss(given)
     w = straight.Weights(objective.export()[1])  # the stored tensors must be the trained ones
     ids = objective.target.vocabulary.tolist()
@@ -107,7 +112,7 @@ def test_the_loss_is_that_of_blocks_done_slot_by_slot(family):
             for level in range(levels):
                 above = t + 1 + level
                 if above >= length or not given.wanted[b, above]:
-                    continue
+                    break
                 rows[level] += 1
                 token = given.tokens[b, above + 1].item()
                 if token in ids:
@@ -166,26 +171,25 @@ def test_random_blocks_stand_for_all():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_checkpoint_is_as_published(family):
     objective = made(family)
-    json, tensors = objective.export()
+    config, tensors = objective.export()
     assert {tuple(tensors[f"layers.1.self_attn.{name}_norm.weight"].shape) for name in "qk"} == {(CONFIG.head_dim,)}
     assert tuple(tensors["fc.weight"].shape) == (CONFIG.hidden_size, 3 * CONFIG.hidden_size)
     assert {"hidden_norm.weight", "norm.weight", "lm_head.weight", "d2t"} < set(tensors)
-    assert json["block_size"] == BLOCK and json["num_hidden_layers"] == 2
+    assert config["block_size"] == BLOCK and config["num_hidden_layers"] == 2
     layers = [layer - 1 for layer in objective.hidden_state_layers]
     if family == "dspark":
-        assert json["target_layer_ids"] == layers and json["mask_token_id"] == MASK and json["markov_rank"] == 6
+        assert config["target_layer_ids"] == layers and config["mask_token_id"] == MASK and config["markov_rank"] == 6
         assert tuple(tensors["markov_head.markov_w1.weight"].shape) == (CONFIG.vocab_size, 6)
         assert tuple(tensors["confidence_head.proj.weight"].shape) == (1, CONFIG.hidden_size + 6)
     else:
         own = {"mask_token_id": MASK, "target_layer_ids": layers}
-        assert json["dflash_config"] == own | ({"causal_head": True} if family == "jetspec" else {})
+        assert config["dflash_config"] == own | ({"causal_head": True} if family == "jetspec" else {})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_drafter_of_its_name_loads_the_checkpoint(family, tmp_path):
     objective = made(family)
-    json, tensors = objective.export()
-    write(tmp_path, json, tensors)
+    write(tmp_path, *objective.export())
     target = load_transformer(RandomCheckpoint(CONFIG), "float32", torch.device("cpu"))
     drafter = load_drafter(f"{family}:{tmp_path}", target)
     assert drafter.hidden_state_layers == objective.hidden_state_layers and drafter.levels == objective.levels
@@ -197,3 +201,19 @@ def test_the_drafter_of_its_name_loads_the_checkpoint(family, tmp_path):
 def test_wrong_options_are_refused_by_name(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))}: "):
         block.BlockOptions(**options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("key", "other"), [("mask_token_id", 3), ("target_layer_ids", [0, 1, 2])])
+def test_a_run_starts_from_a_drafter_of_the_same_slots_and_layers_alone(family, key, other, tmp_path):
+    first, second = made(family), FAMILIES[family]()
+    second.prepare(batch_for(second, seed=1))
+    write_drafter(tmp_path, *first.export(), "float32", "")
+    second.network.load_state_dict(warm_start_weights(tmp_path, second, CONFIG))
+    given = batch_for(first, lengths=(11, 8))
+    torch.testing.assert_close(second.loss(given)[0], first.loss(given)[0], rtol=1e-4, atol=0)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.get("dflash_config", config)[key] = other
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"^start: .* has {key} "):
+        warm_start_weights(tmp_path, second, CONFIG)

@@ -1,9 +1,11 @@
 """`specengine train` from dialogues to a drafter's folder."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from specengine.cli.main import app
+from specengine.cli.train import train
 from specengine.train.data.dialogue_files import write_shard
 from specengine.train.data.dialogues import DialogueConfig
+from specengine.train.objectives.registry import OBJECTIVES
 from tests.models.files import CONFIG_JSON
 from tests.train.runs import CHECKPOINT, CONFIG, dialogues
 
@@ -40,6 +44,11 @@ def data(folder: Path, target: Path, seed: int = 0) -> Path:
 
 
 OPTIONS = ("--tokens=100", "--held-out=3", "--vocabulary=64", "--batch-tokens=64", "--rows=96", "--device=cpu")
+
+
+def test_the_help_names_every_drafter_that_can_be_trained():
+    help_text = get_type_hints(train, include_extras=True)["drafter"].__metadata__[0].help
+    assert set(re.findall(r"[\w-]+", help_text.partition("[")[0])) == {*OBJECTIVES, "or"}
 
 
 def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):

@@ -143,7 +143,8 @@ class BlockObjective(Objective):
         states = states if self.anchor_guesses else states[:, 1:]
         level = torch.arange(self.levels, device=rows.device)
         place = rows[:, None] + 1 + level  # of the token before a guess
-        block, depth = (batch.wanted[number][place.clamp(max=length - 1)] & (place < length)).nonzero(as_tuple=True)
+        learned = batch.wanted[number][place.clamp(max=length - 1)] & (place < length)
+        block, depth = learned.cumprod(1).nonzero(as_tuple=True)  # a block ends before a token that is not learned
         before = place[block, depth]
         ours, matrix = as_cast(states[block, depth]), as_cast(self.target.head)
         confidence = None

@@ -41,13 +41,15 @@ class LevelReport:
         """Counts a batch.
 
         losses: per level, the sum over its rows.  ranked: per level int64 [B, T, k <= NEAR], its best target ids.
-        rows: bool [B, T], the rows that guessed; None: all.
+        rows: bool [B, T], the rows that begin a block, whose levels end where a token is not learned; None: all levels
+        of all rows.
         """
         sums: list[list[torch.Tensor]] = []
         on_path = batch.tokens.new_ones(batch.tokens.shape, dtype=torch.bool)
         for i, (loss, guesses) in enumerate(zip(losses, ranked, strict=True), start=1):
             truth, wanted = ahead(batch.greedy, i), ahead(batch.wanted, i)
-            wanted = wanted if rows is None else wanted & rows
+            if rows is not None:
+                rows = wanted = wanted & rows
             hits = guesses == truth[..., None]
             best = hits[..., 0]
             reached = on_path & wanted

@@ -39,3 +39,12 @@ def test_a_pass_over_a_prompt_asks_the_device_for_nothing(cuda_backend, monkeypa
     again, reads = asked(dataclasses.replace(tree, starts=None), unknown)
     asks = not strict or rows > 256  # shorter strict chains are read by the kernel
     assert again.equal(hidden) and (reads > 0) == asks
+
+
+def test_lengths_that_the_device_advanced_are_unknown_to_the_host(cuda_backend):
+    ops = cuda_ops(cuda_backend.device)
+    target = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops).target
+    place = target.new_cache(2).batch([[0, 1]], [5])
+    assert place.host is not None and place.host.tolist() == [5]
+    place.advance(torch.tensor([3], dtype=torch.int32, device=target.device))
+    assert place.host is None and place.lengths.tolist() == [8]
