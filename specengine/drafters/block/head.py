@@ -93,7 +93,7 @@ def of_level(values: torch.Tensor, level: int, owners: torch.Tensor | None, rows
 
 def level_rows(outputs: torch.Tensor) -> torch.Tensor:
     """Returns outputs [B, levels, hidden] level by level, [levels * B, hidden]."""
-    return outputs.transpose(0, 1).flatten(0, 1)
+    return outputs.transpose(0, 1).flatten(0, 1).contiguous()
 
 
 class BlockHead(ABC):
