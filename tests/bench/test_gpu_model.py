@@ -16,10 +16,11 @@ from specengine.bench.gpu_model.counts import Launch, Traffic, between, launches
 from specengine.bench.gpu_model.cycles import cycles, goals
 from specengine.bench.gpu_model.hybrid import MODELS, hybrid_pass, hybrid_passes, state_bytes
 from specengine.bench.gpu_model.mixture import distinct_experts, mixture_pass, mixture_passes
-from specengine.bench.gpu_model.passes import SHAPES, layers, linear
+from specengine.bench.gpu_model.passes import EAGLE_TORCH, ONE_PASS_TORCH, SHAPES, layers, linear
 from specengine.bench.gpu_model.roofline import kernel_time, library_time, occupancy_of
 from tests.structure.source import ROOT
 
+LAUNCHES = ROOT / "tests" / "fake_cuda" / "launches.json"
 RECORDED = ROOT / "bench" / "results" / "gpu-model-h200.json"
 H200 = gpu_of("h200")
 MB = 1 << 20
@@ -212,6 +213,13 @@ def test_the_fastest_way_to_multiply_is_taken_and_the_library_above_64_rows():
     assert library.launch is None and own.launch is not None and library.us < own.us
     slow = replace(H200, library_dram=1e5)
     assert linear(slow, 60, 28672, 4096) == linear(slow, 60, 28672, 4096, library=False)
+
+
+def test_kernels_of_pytorch_are_those_that_fake_tensors_counted():
+    counted = json.loads(LAUNCHES.read_text())
+    plain = counted["none"]["1"]["torch"]
+    assert counted["eagle3, a chain of 7"]["8"]["torch"] - plain == EAGLE_TORCH
+    assert counted["dflash, a chain"]["6"]["torch"] - plain == ONE_PASS_TORCH
 
 
 def test_every_batch_has_every_number_of_rows():

@@ -26,8 +26,6 @@ class Gpu:
     torch_kernel: microseconds of a small PyTorch kernel in a graph.
     library_dram, library_products: bytes and float operations that cuBLAS reaches.
     library_start: microseconds of a product by cuBLAS beside its bytes, the sum of its split columns included.
-    level_torch_kernels: PyTorch kernels of a level of a drafter, counted by reading. A drafter of one pass has one
-    level.
     """
 
     name: str = "h200"
@@ -49,7 +47,6 @@ class Gpu:
     library_dram: float = 4.4e6
     library_start: float = 4.3
     library_products: float = 700e6
-    level_torch_kernels: int = 30
 
 
 GPUS = {"h200": Gpu()}

@@ -17,6 +17,11 @@ EAGLE_INPUTS = 2 * SHAPES.hidden
 EAGLE_FUSED = 3 * SHAPES.hidden
 ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
 ONE_PASS_ROWS = 16
+# PyTorch's kernels of a draft by EAGLE-3 and of one by DFlash, beside plain decoding's, as counted on fake tensors.
+EAGLE_TORCH, ONE_PASS_TORCH = 6, 12
+# The engine's kernels that grow a level, and those of a draft around its levels. The simulator has not counted them;
+# they take as long as a small kernel of PyTorch's.
+LEVEL_SMALL, DRAFT_SMALL = 1, 3
 PREFETCHED_SHARE = 8  # csrc/cuda/attention/prefetch.cuh: an eighth of L2, and lines of a thread
 PREFETCHED_LINES, LINE = 8, 128
 
@@ -112,7 +117,7 @@ def verification(gpu: Gpu, nodes: int, batch: int) -> list[Step]:
         Step("verify_tree", 1, op(gpu, "verify_tree", nodes=nodes, batch=batch, vocabulary=SHAPES.vocab)),
         Step("compact_kv", 1, op(gpu, "compact_kv", nodes=nodes, batch=batch)),
         Step("commit_tokens", 1, op(gpu, "commit_tokens", nodes=nodes, batch=batch)),
-        _torch(gpu, 2, "PyTorch"),
+        _small(gpu, 2, "PyTorch"),
     ]
 
 
@@ -127,14 +132,14 @@ def eagle_chain(gpu: Gpu) -> list[Step]:
     steps = [Step("EAGLE fc", 1, (linear(gpu, first, SHAPES.hidden, EAGLE_FUSED),))]
     for rows, count in ((first, 1), (1, CHAIN - 1)):
         steps += [
-            Step("EAGLE gather_rows", count, op(gpu, "gather_rows", rows=rows)),
-            Step("EAGLE norms", 2 * count, op(gpu, "rms_norm", rows=rows)),
+            Step("EAGLE join_rows", count, op(gpu, "rms_norm", rows=rows)),  # not counted itself: two norms at once
             *_named("EAGLE", layers(gpu, rows, 1, count, EAGLE_INPUTS)),
             Step("EAGLE head", count, (linear(gpu, 1, EAGLE_VOCABULARY, SHAPES.hidden),)),
             Step("EAGLE expand_backbone", count, op(gpu, "expand_backbone", vocabulary=EAGLE_VOCABULARY)),
-            _torch(gpu, count * gpu.level_torch_kernels, "EAGLE PyTorch"),
+            _small(gpu, count * LEVEL_SMALL, "EAGLE grow_level"),
         ]
-    return [*steps, Step("EAGLE select_nodes", 1, op(gpu, "select_nodes", nodes=first))]
+    around = _small(gpu, EAGLE_TORCH + DRAFT_SMALL, "EAGLE small kernels")
+    return [*steps, Step("EAGLE select_nodes", 1, op(gpu, "select_nodes", nodes=first)), around]
 
 
 def one_pass_drafter(gpu: Gpu) -> list[Step]:
@@ -145,7 +150,7 @@ def one_pass_drafter(gpu: Gpu) -> list[Step]:
         *_named("drafter", layers(gpu, ONE_PASS_ROWS, 1, ONE_PASS_LAYERS)),
         Step("drafter rms_norm", 1, op(gpu, "rms_norm", rows=ONE_PASS_ROWS)),
         Step("drafter head", 1, (linear(gpu, ONE_PASS_ROWS, *head),)),
-        _torch(gpu, gpu.level_torch_kernels, "drafter PyTorch"),
+        _small(gpu, ONE_PASS_TORCH + DRAFT_SMALL, "drafter small kernels"),
     ]
 
 
@@ -158,5 +163,5 @@ def _named(prefix: str, steps: Iterable[Step]) -> list[Step]:
     return [Step(f"{prefix} {step.label}", step.count, step.kernels, step.torch_us) for step in steps]
 
 
-def _torch(gpu: Gpu, count: int, label: str) -> Step:
+def _small(gpu: Gpu, count: int, label: str) -> Step:
     return Step(label, count, torch_us=gpu.torch_kernel)
