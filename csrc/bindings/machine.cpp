@@ -5,8 +5,8 @@
 #include "base/launch_mode.h"
 #include "base/thread_pool.h"
 #include "ops/expand_backbone.h"
+#include "ops/fused/fused_linear.h"
 #include "ops/kv_cache.h"
-#include "ops/linear.h"
 #include "ops/select_nodes.h"
 #include "ops/verify_tree.h"
 
@@ -57,6 +57,7 @@ py::dict block_formats() {  // name: (columns, columns that share a scale, bytes
 void add_machine(py::module_& m) {
   m.attr("PAGE_SIZE") = kPageSize;
   m.attr("MAX_NODES") = kMaxNodes;
+  m.attr("MOST_FUSED_ROWS") = kMostFusedRows;
   m.attr("MAX_CANDIDATES") = kMaxCandidates;
   m.attr("PANEL") = kPanel;
   m.attr("BLOCK") = kBlock;

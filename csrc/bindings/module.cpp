@@ -18,6 +18,8 @@
 #include "ops/expand_backbone.h"
 #include "ops/experts/coded_experts.h"
 #include "ops/experts/experts.h"
+#include "ops/fused/fused_linear.h"
+#include "ops/fused/gather_norm.h"
 #include "ops/growth/grow_level.h"
 #include "ops/growth/pairs.h"
 #include "ops/growth/row_inputs.h"
@@ -39,6 +41,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<KvCacheView>(m);
   add_record<Multipliers>(m);
   add_record<RopeTables>(m);
+  add_record<RotatedRows>(m);
   add_record<PassOutputs>(m);
   add_record<DeltaStates>(m);
   add_record<SamplingTable>(m);
@@ -63,10 +66,14 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<QuantiseRows>(m, "quantise_rows");
   bind_op<Linear>(m, "linear");
   bind_op<LinearArgmax>(m, "linear_argmax");
+  bind_op<LinearSilu>(m, "linear_silu");
+  bind_op<LinearNorm>(m, "linear_norm");
+  bind_op<LinearRope>(m, "linear_rope");
   bind_op<GatherCoded>(m, "gather_coded");
   bind_op<CodedLinear>(m, "coded_linear");
   bind_op<CodedLinearArgmax>(m, "coded_linear_argmax");
   bind_op<RmsNorm>(m, "rms_norm");
+  bind_op<GatherNorm>(m, "gather_norm");
   bind_op<SiluMul>(m, "silu_mul");
   bind_op<ClampedSwiglu>(m, "clamped_swiglu");
   bind_op<RopeCache>(m, "rope_cache");

@@ -47,7 +47,7 @@ struct QuantiseRows {
 struct LinearVariant {
   int rows, warps;
 };
-constexpr LinearVariant kLinearVariants[] = {{16, 8}, {16, 4}, {16, 16}, {32, 8}, {32, 4}, {64, 8}};
+constexpr LinearVariant kLinearVariants[] = {{16, 8}, {16, 16}, {32, 8}, {64, 8}};
 
 // Checks the factors of a product and the `rows` of its weight. variant: a place in kLinearVariants from 1 on, or 0 for
 // the first one; always 0 on the CPU. x is float32 [M, C], or uint8 [M, ceil(C / 32), 44] for a quantised weight; on

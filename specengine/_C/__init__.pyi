@@ -27,6 +27,13 @@ class RopeTables(NamedTuple):
     cos: Tensor
     sin: Tensor
 
+class RotatedRows(NamedTuple):
+    cos: Tensor
+    sin: Tensor
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    depths: Tensor
+
 class PassOutputs(NamedTuple):
     hidden_states: Tensor | None
     at_layers: Tensor | None
@@ -387,6 +394,30 @@ def linear_argmax(
     rows: int,
     variant: int,
 ) -> None: ...
+def linear_silu(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, variant: int) -> None: ...
+def linear_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    norm: Tensor,
+    out: Tensor,
+    arrived: Tensor,
+    eps: float,
+    variant: int,
+) -> None: ...
+def linear_rope(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    qkv: Tensor,
+    rows: RotatedRows,
+    cache: KVCacheView,
+    q: Tensor,
+    arrived: Tensor,
+    eps: float,
+    variant: int,
+) -> None: ...
 def gather_coded(weight: Tensor, form: CodedForm, ids: Tensor, out: Tensor) -> None: ...
 def coded_linear(
     x: Tensor, weight: Tensor, form: CodedForm, bias: Tensor | None, out: Tensor, first: int, rows: int
@@ -395,6 +426,7 @@ def coded_linear_argmax(
     x: Tensor, weight: Tensor, form: CodedForm, bias: Tensor | None, ids: Tensor, keys: Tensor, rows: int
 ) -> None: ...
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
+def gather_norm(weight: Tensor, ids: Tensor, residual: Tensor, norm: Tensor, out: Tensor, eps: float) -> None: ...
 def silu_mul(gate_up: Tensor, out: Tensor) -> None: ...
 def clamped_swiglu(gate_up: Tensor, out: Tensor, limit: float, alpha: float) -> None: ...
 def rope_cache(
@@ -693,6 +725,7 @@ CONTINUATION_KINDS: int
 LONGEST_MATCH: int
 PAGE_SIZE: int
 MAX_NODES: int
+MOST_FUSED_ROWS: int
 MAX_CANDIDATES: int
 PANEL: int
 BLOCK: int

@@ -33,7 +33,7 @@ class Cycle:
         accepted = self.accept(tree, output.scores, batch)
         batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
-        if tree.ancestors is not None:  # the path of a chain lies in place
+        if tree.ancestors is not None and accepted.path.shape[1] > 1:  # the path of a chain lies in place
             self.cache.compact(batch.cache, accepted, self.target.ops)
         self.cache.compact_states(batch.cache, tree.row_start, accepted, self.target.ops)
         batch.cache.advance(accepted.path_length)

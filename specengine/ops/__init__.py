@@ -20,7 +20,8 @@ from specengine.ops.coded import weight as coded_weight
 from specengine.ops.decoder import Pass
 from specengine.ops.experts import moe
 from specengine.ops.gated_delta import gated_delta
-from specengine.ops.layerwise_decoder import LayerOps, LayerwiseDecoder
+from specengine.ops.layerwise.decoder import LayerOps, LayerwiseDecoder
+from specengine.ops.layerwise.fused import FusedOps
 from specengine.ops.lora import add_lora
 
 
@@ -150,10 +151,11 @@ reference = Ops(
 def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
     """The CUDA kernels; Ops explains strict."""
     choices = LinearChoices(device, strict=strict)
+    arrived = tree_attention.arrival_counters(device)
     attention = partial(
         tree_attention.tree_attention_cuda,
         strict=strict,
-        arrived=tree_attention.arrival_counters(device),
+        arrived=arrived,
         prefetch=tree_attention.prefetches(),
     )
     product = partial(linear.linear_cuda, choices=choices)
@@ -178,6 +180,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
             rounds=True,
         ),
         rounds=True,
+        fused=FusedOps(choices, arrived),
     )
     return Ops(
         formats=(*weight.FLOAT_FORMATS, *coded_weight.FORMS),

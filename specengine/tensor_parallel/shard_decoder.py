@@ -11,7 +11,7 @@ from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertOps, ExpertProjection, Groups
-from specengine.ops.layerwise_decoder import LayerwiseDecoder
+from specengine.ops.layerwise.decoder import LayerwiseDecoder
 from specengine.ops.weight import Projection
 from specengine.tensor_parallel.shards import ShardedExperts, ShardedProjection
 

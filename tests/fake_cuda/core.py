@@ -61,6 +61,17 @@ OPS = {
         "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  masks?: i32[M,W/32]  ids: i32[M]  keys: i64[M]",
         ("forget_keys", "linear", "ids_of_keys"),
     ),
+    "linear_silu": Op("x: float[M,C]  weight: float[I+I,C]  bias?: f32[I+I]  out: float[M,I]", ("fused_linear",)),
+    "linear_norm": Op(
+        "x: float[M,C]  weight: float[N,C]  bias?: f32[N]  residual: f32[M,N]  norm: f32[N]  out: float[M,N]  "
+        "arrived: i32[counters]",
+        ("fused_linear",),
+    ),
+    "linear_rope": Op(
+        "x: float[M,C]  weight: float[Q,C]  bias?: f32[Q]  qkv: f32[M,Q]  cos: f32[T,D/2]  sin: f32[T,D/2]  "
+        f"q_norm?: f32[D]  k_norm?: f32[D]  depths: i32[M]  {CACHE}  q: f32[M,H,D]  arrived: i32[counters]",
+        ("fused_linear",),
+    ),
     "gather_coded": Op("weight: u8[P,S,bytes]  ids: i32[M]  out: f32[M,C]", ("gather_coded",)),
     "coded_linear": Op("x: float[M,C]  weight: u8[P,S,bytes]  bias?: f32[N]  out: f32[M,N]", ("coded_linear",)),
     "coded_linear_argmax": Op(
@@ -86,6 +97,9 @@ OPS = {
         ("combine_experts",),
     ),
     "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
+    "gather_norm": Op(
+        "weight: float[V,C]  ids: i32[M]  residual: f32[M,C]  norm: f32[C]  out: float[M,C]", ("gather_norm",)
+    ),
     "silu_mul": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("silu_mul",)),
     "clamped_swiglu": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("clamped_swiglu",)),
     "rope_cache": Op(

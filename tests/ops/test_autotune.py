@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 import torch
 
-from specengine.ops.autotune import ROWS, VARIANTS, LinearChoices
+from specengine.ops.autotune import FUSION_SAVES, ROWS, VARIANTS, LinearChoices
 from specengine.ops.linear import LIBRARY, Projection, linear_argmax_cuda, linear_cuda
 from specengine.ops.weight import Weight
 
 CPU = torch.device("cpu")
-FOUR_WARPS = [way for name, way in VARIANTS.items() if name.endswith("x4")]
+EIGHT_WARPS = [way for name, way in VARIANTS.items() if name.endswith("x8")]
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def tuned(clock: Clock, rows=ROWS, **options) -> LinearChoices:
 
 
 def test_the_fastest_way_is_chosen_for_each_number_of_rows():
-    choices = tuned(Clock(rows1=[3], rows8=[5], rows16=[LIBRARY], rows64=[2]))
-    assert [choices.choose(WEIGHT, rows) for rows in (1, 2, 8, 9, 16, 33, 64)] == [3, 5, 5, LIBRARY, LIBRARY, 2, 2]
+    choices = tuned(Clock(rows1=[3], rows8=[4], rows16=[LIBRARY], rows64=[2]))
+    assert [choices.choose(WEIGHT, rows) for rows in (1, 2, 8, 9, 16, 33, 64)] == [3, 4, 4, LIBRARY, LIBRARY, 2, 2]
 
 
 def test_more_rows_than_measured_go_to_the_library():
@@ -60,32 +60,45 @@ def test_more_rows_than_measured_go_to_the_library():
     assert choices.choose(WEIGHT, 65) == choices.choose(torch.ones(5, 8), 1000) == LIBRARY
 
 
+def test_an_ended_product_keeps_our_kernel_where_the_library_gains_less_than_a_launch():
+    def close(weight):
+        return lambda rows, way: (
+            10e-6 + (FUSION_SAVES * (-0.9 if rows == 1 else -1.1) if way == LIBRARY else way * 1e-7)
+        )
+
+    for strict in (False, True):
+        choices = tuned(close, rows=[1, 8], strict=strict)
+        ended = [choices.choose_fused(WEIGHT, rows) for rows in (1, 8, 16)]
+        assert ended[:2] == ([1, 1] if strict else [1, LIBRARY])
+        assert [choices.choose(WEIGHT, rows) for rows in (1, 8)] == ([1, 1] if strict else [LIBRARY, LIBRARY])
+
+
 def test_what_was_not_measured_is_the_default_variant():
-    choices = tuned(Clock(rows8=[5]), rows=[8])
-    assert choices.choose(WEIGHT, 8) == 5
+    choices = tuned(Clock(rows8=[4]), rows=[8])
+    assert choices.choose(WEIGHT, 8) == 4
     assert choices.choose(WEIGHT, 1) == choices.choose(WEIGHT, 16) == 0
     assert choices.choose(WEIGHT.half(), 8) == choices.choose(torch.ones(24, 8), 8) == 0
 
 
 def test_strict_choices_add_in_the_order_of_the_fastest_for_one_row():
-    one, other = FOUR_WARPS
-    fast = {"rows1": [LIBRARY, one, other], "rows8": [LIBRARY], "rows32": [3, other, one], "rows64": [1]}
+    _, one, other = EIGHT_WARPS
+    fast = {"rows1": [LIBRARY, one, other], "rows8": [LIBRARY], "rows32": [2, other, one], "rows64": [2]}
     choices = tuned(Clock(**fast), strict=True)
     assert [choices.choose(WEIGHT, rows) for rows in (1, 32)] == [one, other]
-    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65, 5000)} <= set(FOUR_WARPS)
+    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65, 5000)} <= set(EIGHT_WARPS)
 
 
 def test_strict_choices_measure_one_row_first_and_keep_to_it():
-    clock = Clock(rows1=FOUR_WARPS, rows8=[1])
+    clock = Clock(rows1=EIGHT_WARPS, rows8=[2])
     choices = tuned(clock, rows=[8], strict=True)
     assert {rows for _, rows in clock.measured} == {1, 8}
-    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65)} <= set(FOUR_WARPS)
+    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65)} <= set(EIGHT_WARPS)
     unknown = torch.ones(5, 8)
     assert {choices.choose(unknown, rows) for rows in (1, 64, 65)} == {0}
 
 
 def test_a_file_without_one_row_changes_nothing_strict():
-    tuned(Clock(rows8=[5]), rows=[8])
+    tuned(Clock(rows8=[4]), rows=[8])
     assert LinearChoices(CPU, strict=True).choose(WEIGHT, 8) == 0
 
 

@@ -33,7 +33,7 @@ CLASSES |= {"ExpertProjection", "MoeLayer", "GatedDeltaLayer"}
 CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates", "CandidateColumns", "BeamRows"}
-RECORDS |= {"CodedForm", "RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
+RECORDS |= {"CodedForm", "RopeTables", "RotatedRows", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 # see tests/pools
@@ -45,6 +45,7 @@ CUDA_ONLY |= {"pair_rows", "keep_pairs", "grow_level", "limit_depths"}  # see te
 CUDA_ONLY |= {"join_rows"}  # see test_row_inputs.py
 CUDA_ONLY |= {"coded_linear", "coded_linear_argmax", "gather_coded"}  # see test_coded_linear_cuda.py
 CUDA_ONLY |= {"coded_expert_linear"}  # see test_experts_cuda.py
+CUDA_ONLY |= {"gather_norm", "linear_silu", "linear_norm", "linear_rope"}  # see test_fused_cuda.py
 
 
 def refuse(op: str, arguments: Arguments, message: str) -> None:

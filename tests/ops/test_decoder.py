@@ -12,7 +12,7 @@ from specengine.models.config import ModelConfig
 from specengine.ops import native, reference
 from specengine.ops.decoder import Decoder, Layer
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
-from specengine.ops.layerwise_decoder import LayerwiseDecoder
+from specengine.ops.layerwise.decoder import LayerwiseDecoder
 from specengine.ops.linear import Projection, linear
 from specengine.ops.tree_attention import tree_attention
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows

@@ -27,16 +27,17 @@ struct FloatPlan {
 
 // Called by all threads of the block. x_offset_of(i): where row i of the tile begins in x, of any row where i is past
 // the end, because those sums are not used.  first_x_row: of the tile, in the result.  ring: the plan's shared memory.
-// wait_for_x: called once the first pieces of the weight are under way, before x is read.
-template <typename Weight, int kRows, int kWarps, int kGroups, typename XOffset, typename Wait>
+// wait_for_x: called once the first pieces of the weight are under way, before x is read.  result: see Parts::add.
+template <typename Weight, int kRows, int kWarps, int kGroups, typename XOffset, typename Taker, typename Wait>
 __device__ inline void multiply_floats(const Weight* x, const XOffset& x_offset_of, const Weight* weight,
-                                       const Result& result, int columns, int first_x_row, int first_row, uint4* ring,
+                                       const Taker& result, int columns, int first_x_row, int first_row, uint4* ring,
                                        const Wait& wait_for_x) {
   using P = FloatPlan<Weight, kRows, kWarps, kGroups>;
   using WarpSums = Sums<Weight, P::kTiles, kGroups>;
 
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int row = first_row + lane / kQuad, first_column = warp * kStep<Weight> + lane % kQuad * kPiece<Weight>;
+  const int row = first_row / (Taker::kPaired ? 2 : 1) + lane / kQuad;
+  const int first_column = warp * kStep<Weight> + lane % kQuad * kPiece<Weight>;
   const int steps = (columns + kStep<Weight> - 1) / kStep<Weight>;
   const int my_steps = (steps - warp + kWarps - 1) / kWarps;
 
@@ -51,9 +52,12 @@ __device__ inline void multiply_floats(const Weight* x, const XOffset& x_offset_
     const int column = step * kWarps * kStep<Weight>;
 #pragma unroll
     for (int i = 0; i < 2 * P::kTiles; ++i) {
-      const bool exists = row + i * 8 < result.columns && first_column + column < columns;
-      copy_async_16(slots + stage * kStageSlots + i * kWarp, weight + static_cast<int64_t>(i * 8) * columns + column,
-                    exists);
+      const int half = Taker::kPaired ? result.columns / 2 : result.columns;  // rows, all of the weight's or its half
+      const int ahead = Taker::kPaired ? i / 2 * 8 : i * 8;
+      const int second = Taker::kPaired && i % 2 == 1 ? half : 0;
+      const bool exists = row + ahead < half && first_column + column < columns;
+      copy_async_16(slots + stage * kStageSlots + i * kWarp,
+                    weight + static_cast<int64_t>(second + ahead) * columns + column, exists);
     }
   };
 

@@ -1,5 +1,7 @@
-// The embedding lookup. A thread owns one element of a row.
+// The embedding lookup. A thread owns one element of a row; where the norm of the row follows, a block owns the row.
 #include "cuda/base/arch.cuh"
+#include "cuda/layer/rms_norm.cuh"
+#include "ops/fused/gather_norm.h"
 #include "ops/packed_weight.h"
 
 namespace specengine {
@@ -17,6 +19,21 @@ __global__ void __launch_bounds__(kThreads)
   out[m * columns + column] = id >= 0 && id < rows ? to_float(weight[id * columns + column]) : 0.0f;
 }
 
+template <typename Weight, typename Out>
+__global__ void __launch_bounds__(kMostThreads)
+    gather_norm_kernel(const Weight* weight, const int* ids, float* residual, const float* norm, Out* out, int64_t rows,
+                       int columns, float eps) {
+  SPECENGINE_SHARED(float, parts, kWarp);
+  wait_for_previous_kernel();
+  const int id = ids[blockIdx.x];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
+  for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+    residual[first + c] = id >= 0 && id < rows ? to_float(weight[static_cast<int64_t>(id) * columns + c]) : 0.0f;
+  }
+  __syncthreads();
+  norm_rows(residual + first, norm, out + first, 1, columns, eps, parts);
+}
+
 template <typename Weight>
 void launch_for(const GatherRows& op) {
   const int64_t columns = op.out.shape[1];
@@ -31,6 +48,22 @@ void run_cuda(const GatherRows& op) {
   if (op.out.numel() == 0) return;
   const DeviceGuard guard(op.weight.device_id);
   with_float_type(op.weight.dtype, [&](auto zero) { launch_for<decltype(zero)>(op); });
+}
+
+void run_cuda(const GatherNorm& op) {
+  if (op.residual.numel() == 0) return;
+  const DeviceGuard guard(op.weight.device_id);
+  const int columns = static_cast<int>(op.residual.shape[1]);
+  with_float_type(op.weight.dtype, [&](auto zero) {
+    using Weight = decltype(zero);
+    with_float_type(op.out.dtype, [&](auto out) {
+      using Out = decltype(out);
+      launch({"gather_norm", static_cast<unsigned>(op.ids.shape[0]), static_cast<unsigned>(norm_threads(columns)), 0,
+              op.weight.stream},
+             gather_norm_kernel<Weight, Out>, op.weight.as<Weight>(), op.ids.as<int>(), op.residual.as<float>(),
+             op.norm.as<float>(), op.out.as<Out>(), op.weight.shape[0], columns, op.eps);
+    });
+  });
 }
 
 }  // namespace specengine

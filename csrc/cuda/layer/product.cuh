@@ -93,6 +93,7 @@ struct Sums<float, kTiles, 1> {
 
 // Takes the products: stores them, or keeps each row's largest key.
 struct Result {
+  static constexpr bool kPaired = false;
   const float* bias;  // of the weight's first row, or null
   float* out;         // likewise, or null
   int64_t out_columns;
@@ -128,10 +129,10 @@ struct Parts {
                                                                                    : kGroups / 4;
   static_assert(kGroupsAtOnce > 0 && kSharedBytes >= kGroupsAtOnce * kGroupBytes);
 
-  // Called by all threads of the block.
-  template <typename WarpSums>
-  __device__ static void add(const WarpSums& sums, uint4* shared, const Result& result, int first_x_row,
-                             int first_row) {
+  // Called by all threads of the block.  result: takes each product, or (kPaired) those of a row of the weight's first
+  // half and of the same row of its second half: then every other 8 of the block's rows are of the second half.
+  template <typename WarpSums, typename Taker>
+  __device__ static void add(const WarpSums& sums, uint4* shared, const Taker& result, int first_x_row, int first_row) {
     float* const parts = reinterpret_cast<float*>(shared);
     constexpr int kPartRows = kGroupsAtOnce * kGroup;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
@@ -143,13 +144,22 @@ struct Parts {
         sums.store(first + i, parts + (warp * kPartRows + i * kGroup) * kPitch, kPitch, lane);
       }
       __syncthreads();
-      for (int i = threadIdx.x; i < kPartRows * kRows; i += kWarps * kWarp) {
-        const float* part = parts + i / kRows * kPitch + i % kRows;
+      const auto total_of = [&](int x_row, int row) {
+        const float* part = parts + x_row * kPitch + row;
         float total = part[0];
 #pragma unroll
         for (int w = 1; w < kWarps; ++w) total += part[w * kPartRows * kPitch];
-        result.take <
-            kRows<kWarp ? kRows : kWarp>(first_x_row + first * kGroup + i / kRows, first_row + i % kRows, total);
+        return total;
+      };
+      constexpr int kTaken = Taker::kPaired ? kRows / 2 : kRows;
+      for (int i = threadIdx.x; i < kPartRows * kTaken; i += kWarps * kWarp) {
+        const int x_row = i / kTaken, row = i % kTaken, to = first_x_row + first * kGroup + x_row;
+        if constexpr (Taker::kPaired) {
+          const int of_first_half = row / 8 * kTile + row % 8;
+          result.take(to, first_row / 2 + row, total_of(x_row, of_first_half), total_of(x_row, of_first_half + 8));
+        } else {
+          result.template take < kTaken<kWarp ? kTaken : kWarp>(to, first_row + row, total_of(x_row, row));
+        }
       }
     }
   }

@@ -1,16 +1,10 @@
 // A block owns a row; a thread owns every kThreads-th group of four columns and keeps the first kHeld groups in
-// registers between the two passes. The order of the sum depends on the number of columns alone.
-#include <algorithm>
-
-#include "cuda/base/four_columns.cuh"
-#include "cuda/base/reduce.cuh"
+// registers between the two passes.
+#include "cuda/layer/rms_norm.cuh"
 #include "ops/layer.h"
 
 namespace specengine {
 namespace {
-
-constexpr int kMostThreads = 1024;
-constexpr int kHeld = 4;
 
 template <typename Out, bool kAligned>
 __global__ void __launch_bounds__(kMostThreads)
@@ -25,7 +19,7 @@ __global__ void __launch_bounds__(kMostThreads)
       x = {x.x + d.x, x.y + d.y, x.z + d.z, x.w + d.w};
       store_four<kAligned>(residual + first + c, x, columns - c);
     }
-    sum = fmaf(x.x, x.x, fmaf(x.y, x.y, fmaf(x.z, x.z, fmaf(x.w, x.w, sum))));
+    sum = add_squares(x, sum);
   };
   float4 held[kHeld] = {}, other[kHeld] = {};  // all loads come before the first store, which could alias them
 #pragma unroll
@@ -46,10 +40,9 @@ __global__ void __launch_bounds__(kMostThreads)
     add(c, x, d);
   }
 
-  const float scale = 1.0f / sqrtf(block_reduce<Sum>(sum, scratch) / static_cast<float>(columns) + eps);
+  const float scale = norm_scale(block_reduce<Sum>(sum, scratch), columns, eps);
   const auto put = [&](int c, const float4& x, const float4& w) {
-    const float4 y = {x.x * scale * w.x, x.y * scale * w.y, x.z * scale * w.z, x.w * scale * w.w};
-    store_four<kAligned>(out + first + c, y, columns - c);
+    store_four<kAligned>(out + first + c, normed(x, scale, w), columns - c);
   };
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
@@ -61,17 +54,10 @@ __global__ void __launch_bounds__(kMostThreads)
   }
 }
 
-// Few warps make the reduction short; many warps let longer rows fit in registers.
-int threads_for(int columns) {
-  const int fours = (columns + 3) / 4;
-  const int wanted = std::max(std::min(fours, 256), (fours + kHeld - 1) / kHeld);
-  return std::min((wanted + kWarp - 1) / kWarp * kWarp, kMostThreads);
-}
-
 template <typename Out, bool kAligned>
 void launch_for(const RmsNorm& op) {
   const int columns = static_cast<int>(op.residual.shape[1]);
-  launch({"rms_norm", static_cast<unsigned>(op.residual.shape[0]), threads_for(columns), 0, op.residual.stream},
+  launch({"rms_norm", static_cast<unsigned>(op.residual.shape[0]), norm_threads(columns), 0, op.residual.stream},
          rms_norm_kernel<Out, kAligned>, op.residual.as<float>(), op.delta.as<float>(), op.weight.as<float>(),
          op.out.as<Out>(), columns, op.eps);
 }

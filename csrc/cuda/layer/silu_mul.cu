@@ -1,15 +1,12 @@
 // The gates of MLPs. A thread owns four columns of a row's output.
 #include "cuda/base/four_columns.cuh"
+#include "cuda/layer/silu.cuh"
 #include "ops/layer.h"
 
 namespace specengine {
 namespace {
 
 constexpr int kThreads = 256;
-
-struct Silu {
-  __device__ float operator()(float gate, float up) const { return gate / (1.0f + expf(-gate)) * up; }
-};
 
 // Comparisons, because fminf and fmaxf would drop a NaN.
 struct Clamped {

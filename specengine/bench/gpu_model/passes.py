@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from specengine._C import MOST_FUSED_ROWS
 from specengine.bench.gpu_model.constants import Gpu
 from specengine.bench.gpu_model.counts import CHAIN, EAGLE_VOCABULARY, VARIANTS, launches
-from specengine.bench.gpu_model.roofline import KernelTime, kernel_time, library_time
+from specengine.bench.gpu_model.roofline import LAST_BLOCK_ROUNDS, KernelTime, kernel_time, library_time
 from specengine.bench.kernels.shapes import LLAMA_8B
 
 SHAPES = LLAMA_8B
@@ -72,6 +73,25 @@ def attention(gpu: Gpu, upcoming: int, **size: int) -> tuple[tuple[KernelTime, .
     return (kernel_time(first, gpu, prefetched), *(kernel_time(launch, gpu) for launch in others)), prefetched
 
 
+def fused(gpu: Gpu, product: KernelTime, behind: tuple[KernelTime, ...], rows: int, columns: int) -> KernelTime | None:
+    """Models a product by our kernel that does what the ops `behind` it do; None where it does not.
+
+    columns: of float32 that its last blocks read of a row, after three latencies; 0: they wait for nobody.
+    """
+    if rows > MOST_FUSED_ROWS or product.launch is None:
+        return None
+    alone = LAST_BLOCK_ROUNDS * gpu.l2_latency + 4 * rows * columns / gpu.multiprocessor_l2 if columns else 0.0
+    name = "+".join([product.kernel, *(kernel.kernel for kernel in behind)])
+    return replace(
+        product,
+        kernel=name,
+        us=product.us + alone,
+        dram_bytes=product.dram_bytes + sum(kernel.dram_bytes for kernel in behind),
+        l2_bytes=product.l2_bytes + sum(kernel.l2_bytes for kernel in behind),
+        last_block_us=product.last_block_us + alone,
+    )
+
+
 def layers(
     gpu: Gpu,
     nodes: int,
@@ -89,14 +109,25 @@ def layers(
     n = {name: size for name, size in SHAPES.linears.items() if name != "head"}
     weight = 2 * n["o"][0] * n["o"][1]
     attends, in_l2 = attention(gpu, weight if prefetch else 0, nodes=nodes, batch=batch, prefix=PREFIX)
+
+    def product(name: str, behind: str, columns: int, in_l2: float = 0.0, **size: int) -> Step:
+        """A product and the op behind it, in the faster of one launch and two."""
+        shape = (n[name][0], inputs if name == "qkv" else n[name][1])
+        separate = (linear(gpu, rows, *shape, library, in_l2), *op(gpu, behind, **size))
+        one = (
+            fused(gpu, linear(gpu, rows, *shape, False, in_l2), separate[1:], rows, columns)
+            if rows <= MOST_ROWS
+            else None
+        )
+        pays = one is not None and one.us < sum(kernel.us for kernel in separate)
+        return Step(name, count, (one,) if one is not None and pays else separate)
+
     return [
-        Step("rms_norm", 2 * count, op(gpu, "rms_norm", rows=rows)),
-        Step("qkv", count, (linear(gpu, rows, n["qkv"][0], inputs, library),)),
-        Step("rope_cache", count, op(gpu, "rope_cache", nodes=nodes, batch=batch)),
+        product("qkv", "rope_cache", SHAPES.head_dim, nodes=nodes, batch=batch),
         Step("tree_attention", count, attends),
-        Step("o", count, (linear(gpu, rows, *n["o"], library, in_l2),)),
-        *(Step(name, count, (linear(gpu, rows, *n[name], library),)) for name in ("gate_up", "down")),
-        Step("silu_mul", count, op(gpu, "silu_mul", rows=rows)),
+        product("o", "rms_norm", SHAPES.hidden, in_l2, rows=rows),
+        product("gate_up", "silu_mul", 0, rows=rows),
+        product("down", "rms_norm", SHAPES.hidden, rows=rows),
     ]
 
 
@@ -104,9 +135,8 @@ def target_pass(gpu: Gpu, nodes: int, batch: int = 1, library: bool = True) -> l
     """Models a pass of the target with its head: logits of every row.  Arguments: see `layers`."""
     rows = nodes * batch
     return [
-        Step("gather_rows", 1, op(gpu, "gather_rows", rows=rows)),
+        Step("gather_norm", 1, op(gpu, "rms_norm", rows=rows)),  # not counted itself
         *layers(gpu, nodes, batch, SHAPES.layers, library=library),
-        Step("last rms_norm", 1, op(gpu, "rms_norm", rows=rows)),
         Step("head", 1, (linear(gpu, rows, *SHAPES.linears["head"], library),)),
     ]
 
@@ -115,7 +145,7 @@ def verification(gpu: Gpu, nodes: int, batch: int) -> list[Step]:
     """Models greedy verification, compaction and the commit. PyTorch counts cycles and copies their record."""
     return [
         Step("verify_tree", 1, op(gpu, "verify_tree", nodes=nodes, batch=batch, vocabulary=SHAPES.vocab)),
-        Step("compact_kv", 1, op(gpu, "compact_kv", nodes=nodes, batch=batch)),
+        *([Step("compact_kv", 1, op(gpu, "compact_kv", nodes=nodes, batch=batch))] if nodes > 1 else []),
         Step("commit_tokens", 1, op(gpu, "commit_tokens", nodes=nodes, batch=batch)),
         _small(gpu, 2, "PyTorch"),
     ]

@@ -10,7 +10,7 @@ import torch
 
 from specengine._C import KVCacheView
 from specengine.cache.cache_batch import CacheBatch
-from specengine.ops.layerwise_decoder import LayerOps
+from specengine.ops.layerwise.decoder import LayerOps
 from specengine.ops.tree_attention import chain_bits
 from specengine.utils.host_memory import is_host
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from specengine.ops.growth.row_inputs import join_rows
-from specengine.ops.layerwise_decoder import LayerOps
+from specengine.ops.layerwise.decoder import LayerOps
 from specengine.ops.row_tools import join_columns
 from specengine.ops.weight import Projection, Weight
 

@@ -8,10 +8,11 @@ from itertools import count
 
 import torch
 
-from specengine._C import DeltaStates, KVCacheView
+from specengine._C import DeltaStates, KVCacheView, RotatedRows
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
 from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
+from specengine.ops.layerwise.fused import FusedOps
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.tree_attention import Chain
 from specengine.ops.weight import Projection, Weight
@@ -23,6 +24,7 @@ class LayerOps:
     """The ops of a layer; each field has the signature of the function of its name in specengine.ops.
 
     rounds: rows between two ops have the dtype of the weight that reads them, else float32.
+    fused: products that do the work of the op behind them; None: all ops are calls of their own.
     """
 
     gather_rows: Callable[..., None]
@@ -36,10 +38,37 @@ class LayerOps:
     gated_delta: Callable[..., None]
     experts: ExpertOps
     rounds: bool
+    fused: FusedOps | None = None
 
     def dtype_for(self, reader: Projection) -> torch.dtype:
         """Returns the dtype of rows that a product reads."""
         return reader.weights[0].row_dtype if self.rounds else torch.float32
+
+    def gather_norm(self, weight: Weight | None, ids, residual, norm, out, eps: float) -> None:
+        """residual[M, C] = rows `ids` of an embedding; out[M, C] = their norm."""
+        if self.fused is None or weight is None or not self.fused.gather_norm(weight, ids, residual, norm, out, eps):
+            self.gather_rows(weight, ids, residual)
+            self.rms_norm(residual, None, norm, out, eps)
+
+    def linear_silu(self, x: torch.Tensor, layer: Projection, out: torch.Tensor) -> None:
+        """out[M, I] = silu(gate) * up of linear(x, layer) = [gate | up]."""
+        if self.fused is None or not self.fused.silu(x, layer, out):
+            self.silu_mul(self.linear(x, layer), out)
+
+    def linear_norm(self, x, layer: Projection, residual, norm, out, eps: float) -> None:
+        """residual[M, N] += linear(x, layer); out[M, N] = its norm."""
+        if self.fused is None or not self.fused.norm(x, layer, residual, norm, out, eps):
+            self.rms_norm(residual, self.linear(x, layer), norm, out, eps)
+
+    def linear_rope(self, x, layer: Projection, rows: RotatedRows, cache: KVCacheView, q, eps: float) -> torch.Tensor:
+        """Returns linear(x, layer), after rope_cache has read it."""
+        if self.fused is not None:
+            qkv = torch.empty(len(x), layer.rows, device=x.device)
+            if self.fused.rope(x, layer, rows, cache, q, eps, qkv):
+                return qkv
+        qkv = self.linear(x, layer)
+        self.rope_cache(qkv, rows.cos, rows.sin, rows.q_norm, rows.k_norm, rows.depths, cache, q, eps)
+        return qkv
 
 
 class LayerwiseDecoder:
@@ -69,6 +98,15 @@ class LayerwiseDecoder:
     def _gated(self, layer: Layer) -> bool:
         c = self.config
         return layer.gated_delta is None and layer.qkv.rows == 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+
+    def _norm_of(self, number: int) -> tuple[torch.Tensor, Projection | None]:
+        """Returns the norm before a layer or behind the last one, and what reads its rows; None: the caller."""
+        if number == len(self.layers):
+            return self.final_norm, None
+        layer = self.layers[number]
+        if layer.attention_norm is None:
+            raise ValueError(f"layers: expected a norm before layer {number}; only the first layer may have none")
+        return layer.attention_norm, layer.qkv
 
     def __call__(
         self,
@@ -102,15 +140,24 @@ class LayerwiseDecoder:
 
         bare = LoraLayer.empty()
         factors, in_place = self.multipliers, inputs is not None and inputs is at_layers
-        q, delta = empty(rows, c.num_heads, c.head_dim), None
+        q = empty(rows, c.num_heads, c.head_dim)
         residual = at_layers[:, 0] if in_place and at_layers is not None else empty(rows, c.hidden_size)
-        if inputs is None:
-            ops.gather_rows(self.embedding, tree.tokens, residual)
-        elif not in_place:
-            residual.copy_(inputs)
-        if factors.embedding != factors.residual:
-            residual.mul_(factors.embedding / factors.residual)
         stream_eps = c.rms_norm_eps / factors.residual**2
+        scaled, first = factors.embedding != factors.residual, self.layers[0]
+        normed = residual if first_inputs is None else first_inputs
+        if first.attention_norm is not None:
+            normed = empty(rows, c.hidden_size, reader=first.qkv)
+        if inputs is None and first.attention_norm is not None and not scaled:
+            ops.gather_norm(self.embedding, tree.tokens, residual, first.attention_norm, normed, stream_eps)
+        else:
+            if inputs is None:
+                ops.gather_rows(self.embedding, tree.tokens, residual)
+            elif not in_place:
+                residual.copy_(inputs)
+            if scaled:
+                residual.mul_(factors.embedding / factors.residual)
+            if first.attention_norm is not None:
+                ops.rms_norm(residual, None, first.attention_norm, normed, stream_eps)
 
         def write_at_layer(number: int) -> None:
             if at_layers is not None and not in_place and number in self.hidden_state_layers:
@@ -123,9 +170,16 @@ class LayerwiseDecoder:
                 ops.add_lora(x, added, tree.row_start, adapters, out)
             return out
 
-        def attention(layer: Layer, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor | None:
+        def attention(
+            layer: Layer, normed: torch.Tensor, added: LoraProjection, keys: torch.Tensor, values: torch.Tensor
+        ) -> torch.Tensor | None:
             cache = KVCacheView(keys, values, block_table, lengths, tree.row_start, first_node)
-            ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
+            turned = RotatedRows(cos, sin, layer.q_norm, layer.k_norm, tree.depths)
+            if added.modules:
+                qkv = product(normed, layer.qkv, added)
+                ops.rope_cache(qkv, cos, sin, layer.q_norm, layer.k_norm, tree.depths, cache, q, c.rms_norm_eps)
+            else:
+                qkv = ops.linear_rope(normed, layer.qkv, turned, cache, q, c.rms_norm_eps)
             if only_cache and layer is self.layers[-1]:
                 return None
             attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
@@ -142,35 +196,46 @@ class LayerwiseDecoder:
             ops.gated_delta(qkv, layer, states, number, tree.row_start, tree.ancestors, out, c.rms_norm_eps)
             return out
 
+        def add_and_norm(
+            x: torch.Tensor, layer: Projection, added: LoraProjection, norm: torch.Tensor, reader: Projection | None
+        ) -> torch.Tensor:
+            out = empty(rows, c.hidden_size, reader=reader)
+            if added.modules:
+                ops.rms_norm(residual, product(x, layer, added), norm, out, stream_eps)
+            else:
+                ops.linear_norm(x, layer, residual, norm, out, stream_eps)
+            return out
+
         places = zip(k_cache, v_cache, strict=True)  # of layers with attention
         recurrent = count()
         for number, layer in enumerate(self.layers):
-            if layer.attention_norm is None:
-                normed = residual if first_inputs is None else first_inputs
-            else:
-                normed = empty(rows, c.hidden_size, reader=layer.qkv)
-                ops.rms_norm(residual, delta, layer.attention_norm, normed, stream_eps)
             if not only_cache:
                 write_at_layer(number)
             lora = bare if adapters is None else self.lora[number]
-            qkv = product(normed, layer.qkv, lora.qkv)
             if layer.gated_delta is None:
-                attended = attention(layer, qkv, *next(places))
+                attended = attention(layer, normed, lora.qkv, *next(places))
             else:
+                qkv = product(normed, layer.qkv, lora.qkv)
                 attended = recurrence(layer.gated_delta, layer.attention_out, qkv, next(recurrent))
             if attended is None:
                 return None
-            delta = product(attended, layer.attention_out, lora.attention_out)
-            normed = empty(rows, c.hidden_size, reader=layer.gate_up if layer.moe is None else None)
-            ops.rms_norm(residual, delta, layer.mlp_norm, normed, stream_eps)
+            reader = layer.gate_up if layer.moe is None else None
+            normed = add_and_norm(attended, layer.attention_out, lora.attention_out, layer.mlp_norm, reader)
+            next_norm, next_reader = self._norm_of(number + 1)
             delta = None
             if layer.gate_up is not None and layer.down is not None:
                 gated = empty(rows, layer.gate_up.rows // 2, reader=layer.down)
-                ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
+                if lora.gate_up.modules:
+                    ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
+                else:
+                    ops.linear_silu(normed, layer.gate_up, gated)
+                if layer.moe is None:
+                    normed = add_and_norm(gated, layer.down, lora.down, next_norm, next_reader)
+                    continue
                 delta = product(gated, layer.down, lora.down)
             if layer.moe is not None:
                 delta = ops.experts(normed, layer.moe, delta)
-        hidden_states = empty(rows, c.hidden_size)
-        ops.rms_norm(residual, delta, self.final_norm, hidden_states, stream_eps)
+            normed = empty(rows, c.hidden_size, reader=next_reader)
+            ops.rms_norm(residual, delta, next_norm, normed, stream_eps)
         write_at_layer(len(self.layers))
-        return hidden_states
+        return normed
