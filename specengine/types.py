@@ -257,6 +257,7 @@ class GenerationStats:
       tokens that a constraint forces. A node with several sources counts for each. Empty for other drafters.
     deliveries: for each cycle, the seconds from the request to its tokens, and their number.
     prefix_hit_tokens: prompt tokens found in the prefix cache.
+    prefill_seconds: from the first pass over the prompt to the last; of a pass with several prompts, its part by rows.
     tokens_per_second: output tokens over prefill and decode time together.
     """
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from specengine.engine.batch import Batch
 from specengine.engine.core import EngineCore
 from specengine.engine.device.device_batch import DeviceBatch
-from specengine.engine.prefill import prefill
+from specengine.engine.prefill import Prefill
 from specengine.engine.request import Request
 
 WAIT_SECONDS = 0.001  # between two looks at pages that other schedulers hold
@@ -27,8 +27,7 @@ class Scheduler:
     def __init__(self, core: EngineCore, max_prefill_rows: float = math.inf) -> None:
         self._core, self._max_prefill_rows = core, max_prefill_rows
         self._waiting: deque[Request] = deque()
-        self._prefilling: list[Request] = []  # one at most; a list, as _fatal_to and _release take and empty it
-        self._prefill_passes: Iterator[int] = iter(())
+        self._prefill = Prefill(core)
         self._running: list[Request] = []
         self._batch: Batch | DeviceBatch | None = None
         self._ended: list[Request] = []  # since the last step
@@ -41,7 +40,7 @@ class Scheduler:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._waiting or self._prefilling or self._running)
+        return bool(self._waiting or self._prefill.requests or self._running)
 
     def add(self, requests: Sequence[Request]) -> None:
         """Puts requests at the end of the queue."""
@@ -58,8 +57,7 @@ class Scheduler:
                 request.finish(reason)
         queue, self._waiting = self._waiting, deque(r for r in self._waiting if not r.finish_reason)
         self._record_end((r for r in queue if r.finish_reason), admitted=False)
-        if any(r.finish_reason for r in self._prefilling):
-            self._release(self._prefilling)
+        self._release(self._prefill.take_ended())
         self._remove_finished()
 
     def step(self) -> list[Request]:
@@ -71,7 +69,7 @@ class Scheduler:
         if self._running:
             self._run_cycle()
             self._remove_finished()
-        elif self._waiting and not self._prefilling:
+        elif self._waiting and not self._prefill.requests:
             time.sleep(WAIT_SECONDS)
         ended, self._ended = self._ended, []
         return ended + self._running
@@ -84,35 +82,38 @@ class Scheduler:
         """
         self._record_end(self._waiting, admitted=False)
         self._waiting.clear()
-        self._release(self._prefilling)
+        self._release(self._prefill.take_all())
         self._release(self._running)
         self._batch = None
 
     def _admit_and_prefill(self) -> None:
         rows = 0
-        while rows < self._max_prefill_rows and (self._prefilling or self._admit()):
-            with self._fatal_to(self._prefilling):
-                passed = next(self._prefill_passes, None)
-            if passed is not None:
-                rows += passed
-                continue
-            self._close_batch()
-            self._running += self._prefilling
-            self._prefilling.clear()
+        while rows < self._max_prefill_rows:
+            while self._prefill.has_room and self._admit():
+                pass
+            with self._fatal_to(self._prefill.next_requests()):
+                passed = self._prefill.run()
+            rows += passed
+            cached = self._prefill.take_cached()
+            if cached:
+                self._close_batch()
+                self._running += cached
+            elif not passed:
+                break
 
     def _admit(self) -> bool:
-        core = self._core
-        if not self._waiting or len(self._running) == core.max_batch_size:
+        """Gives the first waiting request its pages, if there is room and nothing to gain from waiting."""
+        core, admitted = self._core, [*self._running, *self._prefill.requests]
+        if not self._waiting or len(admitted) == core.max_batch_size or self._prefill.fills_pages_of(self._waiting[0]):
             return False
         with core.turn():  # no other scheduler may take the room between the check and the allocation
-            if not core.has_room(self._waiting[0], self._running):
+            if not core.has_room(self._waiting[0], admitted):
                 return False
             request = self._waiting.popleft()
-            self._prefilling.append(request)
             core.metrics.admitted(request)
-            with self._fatal_to(self._prefilling):
-                core.allocate(request, min(core.max_batch_size, len(self._running) + 1 + len(self._waiting)))
-        self._prefill_passes = prefill(core, request)
+            with self._fatal_to([request]):
+                core.allocate(request, min(core.max_batch_size, len(admitted) + 1 + len(self._waiting)))
+                self._prefill.add(request)
         return True
 
     def _run_cycle(self) -> None:
@@ -155,6 +156,7 @@ class Scheduler:
             self._batch = None  # without close(): on a device that would commit the cycle under way
         for request in members:
             request.finish_reason = request.finish_reason or "error"
+        self._prefill.take_ended()
         self._release(members)
 
     def _release(self, members: list[Request]) -> None:

@@ -34,6 +34,12 @@ class HiddenStates:
         counts = [] if self.experts is None else [count for count in self.experts.tolist() if count]
         return sum(counts) / len(counts) if counts else None
 
+    def split(self, counts: Sequence[int]) -> list[HiddenStates]:
+        """Returns the hidden states of the first rows, those behind them, and so on, uncopied.  counts: of the rows."""
+        last = self.last.split([*counts])
+        layers = [None] * len(last) if self.at_layers is None else self.at_layers.split([*counts])
+        return [HiddenStates(own, at, self.experts) for own, at in zip(last, layers, strict=True)]
+
     def rows(self, picked: Sequence[int]) -> HiddenStates:
         """Returns the hidden states of some rows; each tensor is taken on first use, uncopied where it can be."""
         return _PickedRows(self, picked)
