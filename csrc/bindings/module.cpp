@@ -21,6 +21,7 @@
 #include "ops/growth/grow_level.h"
 #include "ops/growth/pairs.h"
 #include "ops/growth/row_inputs.h"
+#include "ops/growth/text_rows.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -50,6 +51,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<BackboneTrees>(m);
   add_record<CandidateColumns>(m);
   add_record<BeamRows>(m);
+  add_record<ChainColumns>(m);
+  add_record<SeenKeys>(m);
   add_record<TreePlan>(m);
   add_record<DraftedTrees>(m);
 
@@ -116,6 +119,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<DraftGlide>(m, "draft_glide");
   bind_op<PairRows>(m, "pair_rows");
   bind_op<KeepPairs>(m, "keep_pairs");
+  bind_op<TextRows>(m, "text_rows");
   bind_op<JoinRows>(m, "join_rows");
   bind_op<GrowLevel>(m, "grow_level");
   bind_op<LimitDepths>(m, "limit_depths");

@@ -103,6 +103,17 @@ class BeamRows(NamedTuple):
     ancestors: Tensor
     above: Tensor
 
+class ChainColumns(NamedTuple):
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+
+class SeenKeys(NamedTuple):
+    lengths: Tensor
+    block_table: Tensor
+    ancestors: Tensor
+
 class TreePlan(NamedTuple):
     levels: int
     top_k: int
@@ -570,6 +581,20 @@ def keep_pairs(
     counts: Tensor,
     first: Tensor,
     add: bool,
+) -> None: ...
+def text_rows(
+    history: Tensor,
+    history_length: Tensor,
+    active: Tensor,
+    block_table: Tensor,
+    first: Tensor,
+    rows: ChainColumns,
+    seen: SeenKeys,
+    last: Tensor,
+    counts: Tensor,
+    roots: Tensor,
+    unread: int,
+    block: int,
 ) -> None: ...
 def join_rows(
     left: Tensor,

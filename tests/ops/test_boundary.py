@@ -32,7 +32,7 @@ CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetw
 CLASSES |= {"ExpertProjection", "MoeLayer", "GatedDeltaLayer"}
 CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
-RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates", "CandidateColumns", "BeamRows"}
+RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates", "CandidateColumns", "BeamRows", "ChainColumns", "SeenKeys"}
 RECORDS |= {"CodedForm", "RopeTables", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
@@ -42,7 +42,7 @@ NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDr
 NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes"}
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
 CUDA_ONLY |= {"pair_rows", "keep_pairs", "grow_level", "limit_depths"}  # see test_pairs.py and test_growing_trees.py
-CUDA_ONLY |= {"join_rows"}  # see test_row_inputs.py
+CUDA_ONLY |= {"join_rows", "text_rows"}  # see test_row_inputs.py and test_text_rows.py
 CUDA_ONLY |= {"coded_linear", "coded_linear_argmax", "gather_coded"}  # see test_coded_linear_cuda.py
 CUDA_ONLY |= {"coded_expert_linear"}  # see test_experts_cuda.py
 
