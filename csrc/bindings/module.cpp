@@ -18,6 +18,8 @@
 #include "ops/expand_backbone.h"
 #include "ops/experts/coded_experts.h"
 #include "ops/experts/experts.h"
+#include "ops/growth/add_delta.h"
+#include "ops/growth/fill_ranks.h"
 #include "ops/growth/grow_level.h"
 #include "ops/growth/pairs.h"
 #include "ops/growth/row_inputs.h"
@@ -119,8 +121,11 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<DraftGlide>(m, "draft_glide");
   bind_op<PairRows>(m, "pair_rows");
   bind_op<KeepPairs>(m, "keep_pairs");
+  bind_op<KeepLast>(m, "keep_last");
   bind_op<TextRows>(m, "text_rows");
   bind_op<JoinRows>(m, "join_rows");
+  bind_op<AddDelta>(m, "add_delta");
+  bind_op<FillRanks>(m, "fill_ranks");
   bind_op<GrowLevel>(m, "grow_level");
   bind_op<LimitDepths>(m, "limit_depths");
   bind_op<SelectNodes>(m, "select_nodes");

@@ -582,6 +582,9 @@ def keep_pairs(
     first: Tensor,
     add: bool,
 ) -> None: ...
+def keep_last(
+    rows: Tensor, row_start: Tensor, path: Tensor, path_length: Tensor, kept: Tensor, known: Tensor
+) -> None: ...
 def text_rows(
     history: Tensor,
     history_length: Tensor,
@@ -607,6 +610,20 @@ def join_rows(
     out: Tensor,
     norms_stream: bool,
     eps: float,
+) -> None: ...
+def add_delta(x: Tensor, delta: Tensor, sum: Tensor | None, out: Tensor | None, silu: bool) -> None: ...
+def fill_ranks(
+    best_tokens: Tensor,
+    best_scores: Tensor,
+    token_ids: Tensor | None,
+    ranks: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    history: Tensor,
+    history_length: Tensor,
+    candidates: CandidateColumns,
+    levels: int,
+    by_request: bool,
 ) -> None: ...
 def grow_level(
     best_tokens: Tensor,

@@ -42,6 +42,7 @@ NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDr
 NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes"}
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
 CUDA_ONLY |= {"pair_rows", "keep_pairs", "grow_level", "limit_depths"}  # see test_pairs.py and test_growing_trees.py
+CUDA_ONLY |= {"keep_last", "add_delta", "fill_ranks"}  # see test_pairs.py, test_add_delta.py and test_fill_ranks.py
 CUDA_ONLY |= {"join_rows", "text_rows"}  # see test_row_inputs.py and test_text_rows.py
 CUDA_ONLY |= {"coded_linear", "coded_linear_argmax", "gather_coded"}  # see test_coded_linear_cuda.py
 CUDA_ONLY |= {"coded_expert_linear"}  # see test_experts_cuda.py

@@ -15,6 +15,7 @@ from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
+from specengine.ops.growth.add_delta import add_delta
 from specengine.ops.weight import Projection
 
 BLOCK = 5  # the published block_size
@@ -132,12 +133,18 @@ class GlideNetwork:
             ops.tree_attention(q, cache, read.ancestors, attended, c.head_dim**-0.5, layer.window)
             delta = ops.linear(attended.view(count, -1), layer.attention_out)
             if cross:
-                x += delta  # no norm before it
-                delta = self._read_target(x, i, cross, read)
+                delta = self._read_target(self._added(x, delta, cross[0]), i, cross, read)
             gated = empty(c.intermediate_size, reader=layer.down)
             ops.silu_mul(ops.linear(norm(layer.mlp_norm, layer.gate_up), layer.gate_up), gated)
             delta = ops.linear(gated, layer.down)
         return norm(self._norm, self.head)
+
+    def _added(self, x: torch.Tensor, delta: torch.Tensor, reader: Projection) -> torch.Tensor:
+        """Adds delta to x; returns x as a product reads it, with no norm before it."""
+        if self._on_device:
+            return add_delta(x, delta, self._ops.dtype_for(reader), total=x)
+        x += delta
+        return x
 
     def _read_target(self, x: torch.Tensor, layer: int, cross: list[Projection], read: PassRows) -> torch.Tensor:
         """Returns what attention to the target's cache adds to x [M, hidden]; queries have the heads of the target."""
