@@ -56,6 +56,9 @@ SMALL = {
     "trees/grow_level": "growing_trees::test_a_request_that_drafts_nothing_has_its_root_alone_and_padding",
     "trees/pairs": "pairs::test_a_cycle_leaves_the_pairs_of_its_path",
     "trees/select_nodes": "select_nodes::test_a_small_tree_by_hand",
+    "trees/add_delta": "add_delta::test_a_sum_may_lie_where_its_rows_do",
+    "trees/fill_ranks": "fill_ranks::test_tokens_become_the_targets_and_those_that_are_missing_are_padding",
+    "trees/text_rows": "text_rows::test_unread_tokens_are_chains_and_count_as_read_but_for_the_root",
 }
 TESTS = {name: f"{ROOT}/tests/ops/test_{test.replace('::', '.py::')}" for name, test in SMALL.items()}
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")

@@ -20,9 +20,12 @@
 #include "ops/experts/experts.h"
 #include "ops/fused/fused_linear.h"
 #include "ops/fused/gather_norm.h"
+#include "ops/growth/add_delta.h"
+#include "ops/growth/fill_ranks.h"
 #include "ops/growth/grow_level.h"
 #include "ops/growth/pairs.h"
 #include "ops/growth/row_inputs.h"
+#include "ops/growth/text_rows.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 #include "ops/lora.h"
@@ -53,6 +56,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<BackboneTrees>(m);
   add_record<CandidateColumns>(m);
   add_record<BeamRows>(m);
+  add_record<ChainColumns>(m);
+  add_record<SeenKeys>(m);
   add_record<TreePlan>(m);
   add_record<DraftedTrees>(m);
 
@@ -123,7 +128,11 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<DraftGlide>(m, "draft_glide");
   bind_op<PairRows>(m, "pair_rows");
   bind_op<KeepPairs>(m, "keep_pairs");
+  bind_op<KeepLast>(m, "keep_last");
+  bind_op<TextRows>(m, "text_rows");
   bind_op<JoinRows>(m, "join_rows");
+  bind_op<AddDelta>(m, "add_delta");
+  bind_op<FillRanks>(m, "fill_ranks");
   bind_op<GrowLevel>(m, "grow_level");
   bind_op<LimitDepths>(m, "limit_depths");
   bind_op<SelectNodes>(m, "select_nodes");

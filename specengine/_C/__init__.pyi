@@ -110,6 +110,17 @@ class BeamRows(NamedTuple):
     ancestors: Tensor
     above: Tensor
 
+class ChainColumns(NamedTuple):
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    ancestors: Tensor
+
+class SeenKeys(NamedTuple):
+    lengths: Tensor
+    block_table: Tensor
+    ancestors: Tensor
+
 class TreePlan(NamedTuple):
     levels: int
     top_k: int
@@ -603,6 +614,23 @@ def keep_pairs(
     first: Tensor,
     add: bool,
 ) -> None: ...
+def keep_last(
+    rows: Tensor, row_start: Tensor, path: Tensor, path_length: Tensor, kept: Tensor, known: Tensor
+) -> None: ...
+def text_rows(
+    history: Tensor,
+    history_length: Tensor,
+    active: Tensor,
+    block_table: Tensor,
+    first: Tensor,
+    rows: ChainColumns,
+    seen: SeenKeys,
+    last: Tensor,
+    counts: Tensor,
+    roots: Tensor,
+    unread: int,
+    block: int,
+) -> None: ...
 def join_rows(
     left: Tensor,
     ids: Tensor | None,
@@ -614,6 +642,20 @@ def join_rows(
     out: Tensor,
     norms_stream: bool,
     eps: float,
+) -> None: ...
+def add_delta(x: Tensor, delta: Tensor, sum: Tensor | None, out: Tensor | None, silu: bool) -> None: ...
+def fill_ranks(
+    best_tokens: Tensor,
+    best_scores: Tensor,
+    token_ids: Tensor | None,
+    ranks: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    history: Tensor,
+    history_length: Tensor,
+    candidates: CandidateColumns,
+    levels: int,
+    by_request: bool,
 ) -> None: ...
 def grow_level(
     best_tokens: Tensor,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import exp
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,39 +87,38 @@ class RankTree:
         return RankTree(number[self.parents[kept]], self.depths[kept], self.ranks[kept])
 
 
-class RankCandidates:
-    """Turns a RankTree whose nodes lie level by level into the tensors of select_nodes, for any batch size.
+class RankColumns(NamedTuple):
+    """The nodes of a tree below the root, int32 [N] each.
 
-    parents, depths: int32 [1 + N], the root first.  levels: of the tree.
+    ranks: from 0.  parents: columns of candidates, of which the root is column 0.  depths: from 1.
+    """
+
+    ranks: torch.Tensor
+    parents: torch.Tensor
+    depths: torch.Tensor
+
+
+class RankCandidates:
+    """Turns a RankTree whose nodes lie level by level into candidates.
+
+    nodes: of the tree, root included.  levels: of the tree.
     ranks: children that the tree needs of a level's distribution.
     """
 
     def __init__(self, tree: RankTree, device: torch.device) -> None:
         self.levels = int(tree.depths.max())
         self.ranks = int(tree.ranks.max()) + 1
-        self.parents = torch.tensor([-1, *tree.parents.tolist()], dtype=torch.int32, device=device)
-        self.depths = torch.tensor([0, *tree.depths.tolist()], dtype=torch.int32, device=device)
-        self._place = torch.from_numpy((tree.depths - 1) * self.ranks + tree.ranks).to(device)
+        self.nodes = 1 + len(tree)
+        columns = (tree.ranks, tree.parents, tree.depths)
+        self._columns = [torch.tensor(each.tolist(), dtype=torch.int32, device=device) for each in columns]
         ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
         self._ends = [1, *(ends + 1).tolist()]  # nodes of the first levels, root included
-        self._levels = list(pairwise(self._ends))
         self._above = [-1, *tree.parents.tolist()]
         self._ranked = list(zip((tree.depths - 1).tolist(), tree.ranks.tolist(), strict=True))  # of each node
 
-    def fill(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns tokens int32 and cumulative log-probabilities float32 [B, 1 + N]; the caller sets the root's token.
-
-        tokens, log_probs: [levels, B, ranks], of each level's distribution, which does not depend on the path above.
-        Of fewer levels than the tree's, N are the nodes of these.
-        """
-        levels = len(tokens)
-        place = self._place[: self._ends[levels] - 1]
-        tokens, own = (each.transpose(0, 1).flatten(1)[:, place] for each in (tokens, log_probs))
-        scores = torch.zeros(len(own), self._ends[levels], device=own.device)
-        for begin, end in self._levels[:levels]:
-            above = scores[:, self.parents[begin:end]]
-            scores[:, begin:end] = above + own[:, begin - 1 : end - 1]
-        return torch.cat([torch.zeros_like(tokens[:, :1]), tokens], dim=1), scores
+    def columns(self, levels: int) -> RankColumns:
+        """Returns the nodes of the first levels."""
+        return RankColumns(*(column[: self._ends[levels] - 1] for column in self._columns))
 
     def tree(
         self, root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]], levels: int

@@ -39,7 +39,7 @@ def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps
     qkv may be [M, (2H + 2K) D]: each head of q is followed by its gate, which gate_heads reads.
     cos, sin: [T, R/2]; the first R components of a head are rotated.  q_norm, k_norm: RMSNorm
     weights before the rotation, [D], a norm for each head (Qwen3), or [H D] and [K D], one norm for all heads (OLMoE);
-    None: no norm.  depths: int32 [M].  cache: one layer.
+    None: no norm.  depths: int32 [M].  cache: one layer; K = 0: queries alone are rotated.
     q: [M, H, D], written.
     Raises ValueError if a slot has no page or a position no row in cos. CUDA does not: there a row of depth -1, or
     behind the last request's rows, is padding; its q becomes 0 and the cache stays as it is.
@@ -82,8 +82,8 @@ def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheVi
     position = (lengths[request] + depths).long()
     slot = (lengths[request] + first_node + node).long()
     qkv = qkv.view(rows, -1, dim)[real]
-    query = qkv[:, : -2 * kv_heads]
-    query, (key, value) = query[:, :: query.shape[1] // heads], qkv[:, -2 * kv_heads :].split(kv_heads, dim=1)
+    query, key, value = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    query = query[:, :: query.shape[1] // heads]
     q.zero_()
     q[real] = _rotate(query, q_norm, cos[position], sin[position], eps)
     page = block_table[request, slot // PAGE_SIZE].long()

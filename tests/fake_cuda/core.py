@@ -139,6 +139,24 @@ OPS = {
         "kept: f32[slots,R,C]  counts: i32[slots]  first: i32[slots]",
         ("keep_pairs",),
     ),
+    "keep_last": Op(
+        "rows: f32[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  kept: f32[slots,C]  "
+        "known: i32[slots]",
+        ("keep_last",),
+    ),
+    "add_delta": Op("x: f32[M,C]  delta: f32[M,C]  sum?: f32[M,C]  out?: float[M,C]", ("add_delta",)),
+    "fill_ranks": Op(
+        "best_tokens: i32[R,k]  best_scores: f32[R,k]  token_ids?: i32[V]  ranks: i32[N]  parents: i32[N]  "
+        "depths: i32[N]  history: i32[B,T]  history_length: i32[B]  tokens: i32[B,N+1]  parents: i32[B,N+1]  "
+        "depths: i32[B,N+1]  scores: f32[B,N+1]",
+        ("fill_ranks",),
+    ),
+    "text_rows": Op(
+        "history: i32[B,T]  history_length: i32[B]  active: i32[B]  block_table: i32[B,P]  first: i32[B]  "
+        "tokens: i32[M]  parents: i32[M]  depths: i32[M]  ancestors: i32[M,W]  lengths: i32[M]  "
+        "block_table: i32[M,P]  ancestors: i32[M,1]  last: i64[B]  counts: i32[4,B]  roots: i32[B,1]",
+        ("text_rows",),
+    ),
     "join_rows": Op(
         "left: float[L,C]  ids?: i32[M]  right: f32[R,D]  above?: i64[M]  left_norm?: f32[C]  right_norm?: f32[D]  "
         "stream?: f32[M,D]  out: float[M,both]",

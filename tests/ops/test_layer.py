@@ -142,7 +142,7 @@ def test_rows_for_a_quantised_weight_are_the_quantised_rows_of_the_float_output(
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
+@pytest.mark.parametrize("heads, kv_heads", [*HEADS, (2, 0)])
 def test_rope_cache_matches_its_reference_for_every_head_grouping(heads, kv_heads, dtype):
     check_rope([comb(20), chain(3), star(9)], [70, 0, 62], heads, kv_heads, 16, dtype)
 

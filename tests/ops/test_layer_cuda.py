@@ -223,7 +223,7 @@ def check_rope(backend, arguments, heads, dim):
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
-@pytest.mark.parametrize("heads, kv_heads", HEADS)
+@pytest.mark.parametrize("heads, kv_heads", [*HEADS, (2, 0)])
 def test_rope_cache_matches_its_reference_for_every_head_grouping(cuda_backend, heads, kv_heads, dtype):
     trees, lengths = [comb(20), chain(3), star(9)], [70, 0, 62]
     check_rope(cuda_backend, rope_arguments(trees, lengths, heads, kv_heads, 16, dtype), heads, 16)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specengine.ops.growth.pairs import keep_pairs, pair_rows
+from specengine.ops.growth.pairs import keep_last, keep_pairs, pair_rows
 from specengine.ops.sampling_table import TokenHistory
 from specengine.ops.verify_tree import Accepted
 from tests.ops.cases import ancestor_bits, chain
@@ -89,3 +89,16 @@ def test_a_cycle_of_one_node_adds_its_pair(cuda_backend):
 def test_pairs_beyond_the_room_are_not_kept(cuda_backend):
     kept, counts, _ = kept_pairs(cuda_backend, [[0], [0]], [1, 1], [7, 7], [4, 3, 0], [0, 0, 0], True, rows=1)
     assert kept[0] == [-1] * 4 and kept[1] == [-1, -1, -1, 1.0] and counts[1] == 4
+
+
+def test_the_last_committed_state_is_kept_alone(cuda_backend):
+    hidden = torch.arange(9.0)[:, None].expand(-1, 5).contiguous()
+    accepted = Accepted.empty(3, 3, device=cuda_backend.device)
+    accepted.path.copy_(torch.tensor([[0, 2, -1], [-1, -1, -1], [0, 1, 2]]))
+    accepted.path_length.copy_(torch.tensor([2, 0, 1]))
+    kept = cuda_backend.put(torch.full((4, 5), -1.0))
+    start, known = put(cuda_backend, [0, 3, 6, 9], [0, 1, 0, 1])
+    keep_last(cuda_backend.put(hidden), start, accepted, kept, known)
+    assert kept.std(-1).max() == 0
+    assert kept[:, 0].tolist() == [2.0, -1.0, 6.0, -1.0]  # an idle request's and another slot's stay
+    assert known.tolist() == [1, 0, 1, 1]

@@ -1,4 +1,4 @@
-// PairRows: a block owns a request. KeepPairs: a block copies one pair. Floors: the rows' columns; the kept
+// PairRows: a block owns a request. KeepPairs, KeepLast: a block copies one row. Floors: the rows' columns; the kept
 // states once.
 #include "ops/growth/pairs.h"
 
@@ -61,6 +61,18 @@ __global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep op) {
   if (!op.add) op.first[b] = op.history_length[b] - 1 - length;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    keep_last_kernel(const float* rows, const int* row_start, const int* path, const int* path_length, float* kept,
+                     int* known, int nodes, int64_t columns) {
+  wait_for_previous_kernel();
+  const int64_t b = blockIdx.x;
+  const int length = min(path_length[b], nodes);
+  if (threadIdx.x == 0) known[b] = length > 0;
+  if (length <= 0) return;
+  const float* from = rows + (row_start[b] + max(path[b * nodes + length - 1], 0)) * columns;
+  for (int64_t c = threadIdx.x; c < columns; c += kThreads) kept[b * columns + c] = from[c];
+}
+
 }  // namespace
 
 void run_cuda(const PairRows& op) {
@@ -92,6 +104,15 @@ void run_cuda(const KeepPairs& op) {
   const unsigned pairs = static_cast<unsigned>(op.add ? 1 : N < room ? N : room);
   launch({"keep_pairs", dim3(static_cast<unsigned>(B), pairs), dim3(kThreads), 0, op.rows.stream}, keep_pairs_kernel,
          keep);
+}
+
+void run_cuda(const KeepLast& op) {
+  const int64_t B = op.path.shape[0], N = op.path.shape[1];
+  if (B == 0 || N == 0) return;
+  const DeviceGuard guard(op.rows.device_id);
+  launch({"keep_last", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.rows.stream}, keep_last_kernel,
+         op.rows.as<float>(), op.row_start.as<int>(), op.path.as<int>(), op.path_length.as<int>(), op.kept.as<float>(),
+         op.known.as<int>(), static_cast<int>(N), op.rows.shape[1]);
 }
 
 }  // namespace specengine

@@ -74,9 +74,33 @@ struct KeepPairs {
   }
 };
 
+// Keeps the hidden state of the last node of every committed path.
+struct KeepLast {
+  TensorView rows;         // [M, C] float32, hidden states of all rows of the cycle
+  TensorView row_start;    // [B + 1] int32
+  TensorView path;         // [B, N] int32, accepted nodes from the root on
+  TensorView path_length;  // [B] int32
+  TensorView kept;         // [slots, C] float32, written: those of the first B slots whose path is not empty
+  TensorView known;        // [slots] int32, written: 1, or 0 where the path is empty
+
+  Device validate() const {
+    Checker check;
+    Dim B{"B"}, M{"M"}, N{"N"}, C{"C"}, S{"slots"};
+    check(rows, "rows", {DType::kFloat32}, {M, C});
+    check(path, "path", {DType::kInt32}, {B, N});
+    check(row_start, "row_start", {DType::kInt32}, {B + 1});
+    check(path_length, "path_length", {DType::kInt32}, {B});
+    check(kept, "kept", {DType::kFloat32}, {S, C});
+    check(known, "known", {DType::kInt32}, {S});
+    if (S < B) fail("kept: ", S.value, " slots cannot hold B=", B.value, " requests");
+    return check.device();
+  }
+};
+
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const PairRows&);
 void run_cuda(const KeepPairs&);
+void run_cuda(const KeepLast&);
 #endif
 
 }  // namespace specengine

@@ -5,79 +5,57 @@ from __future__ import annotations
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
-from specengine.drafters.glide.rows import GlideRows
-from specengine.ops.tree_attention import chain_bits
+from specengine.drafters.glide.rows import PassRows, SeenTarget
+from specengine.ops.growth.level_trees import GrownRows
+from specengine.ops.growth.text_rows import TextRows, text_rows
 
 
 class DeviceState:
     """Counts the tokens of every slot that the drafter has cached.
 
     first: int32 [slots], tokens whose rows in the drafter's cache are final.
-    most: tokens that a cycle commits, and the root before them.
+    most: tokens that a cycle commits, and the root before them.  block: tokens of a block, see rows.py.
     """
 
-    def __init__(self, slots: int, most: int, device: torch.device) -> None:
+    def __init__(self, slots: int, most: int, block: int, device: torch.device) -> None:
         self.first = torch.zeros(slots, dtype=torch.int32, device=device)
         self.backlog = Backlog(slots, most)
-        room = self.backlog.room
-        self._step = torch.arange(room, dtype=torch.int32, device=device)
-        self._bits = chain_bits(torch.tensor([0, room], dtype=torch.int32, device=device), room)
+        self._block = block
+        starts = torch.arange(slots * self.backlog.room + 1, dtype=torch.int32, device=device)
+        self._each = starts  # of rows that are a request of their own
+        self._starts = {rows: (starts[: slots + 1] * rows) for rows in {most, self.backlog.room}}
 
-    def committed(self, batch: DraftBatch) -> GlideRows:
+    def committed(self, batch: DraftBatch) -> TextRows:
         """Returns the tokens of every slot that are not in the drafter's cache, padded to as many rows each.
 
-        They are at most a cycle's, and the root.
+        They are at most a cycle's, and the root. All but the root count as cached then; it is passed again once the
+        target has cached its keys.
         """
-        return self._rows(batch, batch.history.length, self.backlog.most)
+        return self._rows(batch, self.backlog.most, 0)
 
-    def late(self, batch: DraftBatch) -> GlideRows:
+    def late(self, batch: DraftBatch) -> PassRows:
         """Returns these tokens without the root, padded to as many rows as may wait."""
-        return self._rows(batch, batch.history.length - 1, self.backlog.room)
+        return self.read(batch, self._rows(batch, self.backlog.room, 1))
 
-    def _rows(self, batch: DraftBatch, end: torch.Tensor, most: int) -> GlideRows:
-        """Returns the tokens from `first` up to position `end`, int32 [B], padded to `most` rows each."""
-        size = batch.size
-        length, tokens = batch.history.length, batch.history.tokens
-        step, bits = self._step[:most], self._bits[:most, : -(-most // 32)]
-        places = (self.first[:size, None] + step).clamp(max=tokens.shape[1] - 1)
-        counts = torch.where(self.running(batch), end - self.first[:size], 0)
-        real = step < counts[:, None]
+    def read(self, batch: DraftBatch, text: TextRows) -> PassRows:
+        """Returns tokens of the slots as the network reads them."""
+        rows, seen = text.rows, text.seen
+        target = SeenTarget(seen.block_table, seen.lengths, self._each[: len(rows.tokens) + 1], seen.ancestors)
+        place = CacheBatch(batch.cache.block_table, text.first)
+        return PassRows(rows.tokens, rows.depths, rows.row_start, rows.ancestors, place, target, last=text.last)
 
-        def column(values: torch.Tensor) -> torch.Tensor:
-            return torch.where(real, values, -1).view(-1)
-
-        rows = TreeBatch(
-            column(tokens.gather(1, places.long())),
-            column(step - 1),
-            column(step),
-            torch.arange(0, size * most + 1, most, dtype=torch.int32, device=length.device),
-            torch.where(real[..., None], bits, 0).view(size * most, -1),
-            most,
+    def drafted(self, batch: DraftBatch, text: TextRows, grown: GrownRows) -> PassRows:
+        """Returns the likeliest node of a level, one row of every slot."""
+        table = batch.cache.block_table
+        target = SeenTarget(table, text.last_seen, grown.row_start, text.running[:, None])
+        place = CacheBatch(table, text.root_positions)
+        return PassRows(
+            grown.tokens, grown.depths, grown.row_start, grown.ancestors, place, target, first_node=grown.first_node
         )
-        owner = torch.arange(size * most, device=length.device) // most
-        last = rows.row_start[:-1] + (counts - 1).clamp(min=0)
-        place = CacheBatch(batch.cache.block_table, self.first[:size])
-        return GlideRows(rows, place, length - 1, owner, last.long())
 
-    def drafted(self, batch: DraftBatch, tokens: torch.Tensor, level: int) -> GlideRows:
-        """Returns one row of every slot: the token int32 [B] of a level; level 1 holds the root's children."""
-        size, length = batch.size, batch.history.length
-        number = torch.arange(size + 1, dtype=torch.int32, device=length.device)
-        running = self.running(batch)
-        depths = torch.where(running, 0, -1).int()
-        tokens = torch.where(running, tokens, -1)
-        rows = TreeBatch(tokens, torch.full_like(depths, -1), depths, number, running.int()[:, None], 1)
-        place = CacheBatch(batch.cache.block_table, length - 1 + level)
-        return GlideRows(rows, place, length - 1, number[:-1].long(), number[:-1].long())
-
-    def running(self, batch: DraftBatch) -> torch.Tensor:
-        """Returns bool [B]: whether there is a text to read. A prompt of one token is in no cache yet."""
-        return (batch.limits.active != 0) & (batch.history.length > 1)
-
-    def advance(self, batch: DraftBatch) -> None:
-        """Counts all tokens but the root, which is passed again once the target has cached its keys."""
-        first = self.first[: batch.size]
-        self.first[: batch.size] = torch.where(self.running(batch), batch.history.length - 1, first)
+    def _rows(self, batch: DraftBatch, most: int, unread: int) -> TextRows:
+        starts, first = self._starts[most][: batch.size + 1], self.first[: batch.size]
+        slots = (batch.limits.active, batch.cache.block_table, first, starts)
+        return text_rows(batch.history, *slots, most, unread, self._block)

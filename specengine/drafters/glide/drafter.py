@@ -34,15 +34,16 @@ from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.glide.config import Config
 from specengine.drafters.glide.device_state import DeviceState
 from specengine.drafters.glide.network import GlideNetwork
-from specengine.drafters.glide.rows import GlideRows
+from specengine.drafters.glide.rows import GlideRows, PassRows
 from specengine.drafters.level_drafts import backbone
 from specengine.drafters.one_engine import OneEngine
 from specengine.drafters.policies import charged, policy_of
-from specengine.drafters.root_tokens import root_tokens, root_trees
+from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
+from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
@@ -90,6 +91,7 @@ class Glide(
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
         self._expanders = BackboneExpanders(config.widths, config.thresholds)
+        self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
         self._native = self.network.native_draft(config.widths[0])
 
     @property
@@ -252,13 +254,13 @@ class Glide(
                 self.network.ensure_positions(request.prompt_length + request.limit + self.config.length)
         return request.drafter_state
 
-    def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> GlideRows:
+    def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> PassRows:
         place = self.network.cache.batch([request.pages for request in requests], starts)
         verified = [len(request.tokens) - 1 for request in requests]
-        return GlideRows.of(runs, place, verified, self._device, self._masked)
+        return GlideRows.of(runs, place, verified, self._device, self._masked).read(self.network.block)
 
     def new_device_state(self, slots: int) -> DeviceState:
-        return DeviceState(slots, self._most, self._device)
+        return DeviceState(slots, self._most, self.network.block, self._device)
 
     @property
     def device_rows(self) -> int:
@@ -279,20 +281,25 @@ class Glide(
         state = batch.drafter_state
         if state.backlog.is_late(batch.nodes):
             self.network.states(state.late(batch))
-            state.advance(batch)
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         state, network = batch.drafter_state, self.network
         levels = min(self.config.length, batch.nodes - 1)
         if not levels:
             return root_trees(batch)  # a later draft finds the token in the history
-        logits = [network.logits(state.committed(batch))]
-        while len(logits) < levels:
-            tokens = network.target_ids(logits[-1].argmax(-1).int())
-            logits.append(network.logits(state.drafted(batch, tokens, len(logits))))
-        state.advance(batch)
-        best = self._expand(logits)
-        tokens = network.target_ids(best.tokens)
-        tokens[:, :1] = root_tokens(batch.history)
-        known = state.running(batch).int()
-        return batch.selected(tokens, best.parents, best.depths, best.scores, known, levels)
+        text = state.committed(batch)
+        trees = GrowingTrees(self._plan(batch.size, levels), text.roots, text.running, network.vocabulary)
+        read: PassRows | None = state.read(batch, text)
+        while read is not None:
+            best = self._expanders(network.logits(read)[:, None])
+            grown = trees.grow(best)
+            read = None if grown is None else state.drafted(batch, text, grown)
+        return batch.selected(*trees.columns, text.running, levels)
+
+    def _plan(self, batch: int, levels: int) -> GrowthPlan:
+        """Returns the plan of a batch's trees on the device: the likeliest node of a level has children."""
+        key = (batch, levels)
+        if key not in self._plans:
+            words = -(-(1 + levels) // 32)
+            self._plans[key] = GrowthPlan.of(batch, levels, self.config.widths[0], 1, words, self._device)
+        return self._plans[key]

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from specengine._C import KVCacheView
+from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.page_pool import PagePool, page_bytes
 from specengine.drafters.glide.native_draft import GlideDraft, GlideParts
-from specengine.drafters.glide.rows import GlideRows
+from specengine.drafters.glide.rows import PassRows
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
-from specengine.ops.layer import rotate
+from specengine.ops.growth.add_delta import add_delta
 from specengine.ops.weight import Projection
 
 BLOCK = 5  # the published block_size
-
-
-@dataclass(frozen=True)
-class SeenTarget:
-    """The part of the target's cache that each row sees, as operands of tree_attention.
-
-    Every row is a batch member of its own, and its own slot is the last of the target's that it sees.
-    cos, sin: of the rows' positions.
-    """
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    block_table: torch.Tensor
-    lengths: torch.Tensor
-    row_start: torch.Tensor
-    ancestors: torch.Tensor
 
 
 class GlideNetwork:
@@ -121,69 +103,62 @@ class GlideNetwork:
         """Returns the target's ids of the drafter's tokens; -1 stays."""
         return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
 
-    def logits(self, read: GlideRows) -> torch.Tensor:
+    def logits(self, read: PassRows) -> torch.Tensor:
         """Returns float32 [B, draft vocabulary] behind every request's last row."""
-        return self._ops.linear(self.states(read)[read.last], self.head)
+        states = self.states(read)
+        return self._ops.linear(states if read.last is None else states[read.last], self.head)
 
-    def states(self, read: GlideRows) -> torch.Tensor:
-        """Caches the rows' own keys and values; returns their states float32 [M, hidden], after the final norm."""
-        c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)
-        slots = (read.place.block_table, read.place.lengths, rows.row_start)
-        seen = self._seen_target(read)
+    def states(self, read: PassRows) -> torch.Tensor:
+        """Caches the rows' own keys and values; returns their states [M, hidden] as the head reads them."""
+        c, ops, count = self.config, self._ops, len(read.tokens)
 
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(count, *shape, device=self.device)
+        def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
+            dtype = ops.dtype_for(reader) if reader else torch.float32
+            return torch.empty(count, *shape, dtype=dtype, device=self.device)
 
-        x, normed, q, attended = (empty(*shape) for shape in self._shapes)
-        tokens = rows.tokens
+        def norm(weight: torch.Tensor | None, reader: Projection | None) -> torch.Tensor:
+            out = empty(c.hidden_size, reader=reader)
+            ops.rms_norm(x, delta, weight, out, c.rms_norm_eps)
+            return out
+
+        x, q, tokens, delta = empty(c.hidden_size), empty(c.num_heads, c.head_dim), read.tokens, None
         if self._embedding.rows < self._target.vocab_size:  # any row will do for a token that it was not trained with
             tokens = torch.where(tokens < self._embedding.rows, tokens, 0)
         ops.gather_rows(self._embedding, tokens, x)
-        delta = None
         for i, (layer, cross) in enumerate(zip(self._layers, self._cross, strict=True)):
-            cache, norms = KVCacheView(self._pool.k[i], self._pool.v[i], *slots, 0), (layer.q_norm, layer.k_norm)
-            ops.rms_norm(x, delta, layer.attention_norm, normed, c.rms_norm_eps)
-            qkv = ops.linear(normed, layer.qkv)
-            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, cache, q, c.rms_norm_eps)
-            ops.tree_attention(q, cache, rows.ancestors, attended, c.head_dim**-0.5, layer.window)
+            cache, norms = read.view(self._pool.k[i], self._pool.v[i]), (layer.q_norm, layer.k_norm)
+            qkv = ops.linear(norm(layer.attention_norm, layer.qkv), layer.qkv)
+            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, read.depths, cache, q, c.rms_norm_eps)
+            attended = empty(c.num_heads, c.head_dim, reader=layer.attention_out)
+            ops.tree_attention(q, cache, read.ancestors, attended, c.head_dim**-0.5, layer.window)
             delta = ops.linear(attended.view(count, -1), layer.attention_out)
             if cross:
-                x += delta  # no norm before it
-                delta = self._read_target(x, i, cross, seen)
-            ops.rms_norm(x, delta, layer.mlp_norm, normed, c.rms_norm_eps)
-            gated = empty(c.intermediate_size)
-            ops.silu_mul(ops.linear(normed, layer.gate_up), gated)
+                delta = self._read_target(self._added(x, delta, cross[0]), i, cross, read)
+            gated = empty(c.intermediate_size, reader=layer.down)
+            ops.silu_mul(ops.linear(norm(layer.mlp_norm, layer.gate_up), layer.gate_up), gated)
             delta = ops.linear(gated, layer.down)
-        ops.rms_norm(x, delta, self._norm, normed, c.rms_norm_eps)
-        return normed
+        return norm(self._norm, self.head)
 
-    @property
-    def _shapes(self) -> tuple[tuple[int, ...], ...]:
-        c = self.config
-        return (c.hidden_size,), (c.hidden_size,), (c.num_heads, c.head_dim), (c.num_heads, c.head_dim)
+    def _added(self, x: torch.Tensor, delta: torch.Tensor, reader: Projection) -> torch.Tensor:
+        """Adds delta to x; returns x as a product reads it, with no norm before it."""
+        if self._on_device:
+            return add_delta(x, delta, self._ops.dtype_for(reader), total=x)
+        x += delta
+        return x
 
-    def _seen_target(self, read: GlideRows) -> SeenTarget:
-        cos, sin = self._target_rope.cos_sin
-        return SeenTarget(
-            cos=cos[read.positions],
-            sin=sin[read.positions],
-            block_table=read.place.block_table[read.owner],
-            lengths=(read.visible(self.block) - 1).clamp(min=0),
-            row_start=torch.arange(len(read.owner) + 1, dtype=torch.int32, device=self.device),
-            ancestors=(read.rows.depths[:, None] >= 0).int(),
-        )
-
-    def _read_target(self, x: torch.Tensor, layer: int, cross: list[Projection], seen: SeenTarget) -> torch.Tensor:
+    def _read_target(self, x: torch.Tensor, layer: int, cross: list[Projection], read: PassRows) -> torch.Tensor:
         """Returns what attention to the target's cache adds to x [M, hidden]; queries have the heads of the target."""
-        t = self._target
+        t, seen = self._target, read.seen
         which = t.attention_layers - self.config.num_layers + layer
         query, out = cross
-        q = rotate(self._ops.linear(x, query).view(-1, t.num_heads, t.head_dim), seen.cos, seen.sin)
-        read = torch.empty_like(q)
-        k, v = self.cache.k[which], self.cache.v[which]
-        cache = KVCacheView(k, v, seen.block_table, seen.lengths, seen.row_start, 0)
-        self._ops.tree_attention(q, cache, seen.ancestors, read, t.head_dim**-0.5, self._reach)
-        return self._ops.linear(read.view(len(x), -1), out)
+        nothing = torch.empty(len(self._pool.k[layer]), 0, PAGE_SIZE, t.head_dim, device=self.device)
+        raw, unkept = self._ops.linear(x, query), read.view(nothing, nothing)  # queries are rotated alone
+        q = torch.empty(len(x), t.num_heads, t.head_dim, device=self.device)
+        attended = torch.empty_like(q, dtype=self._ops.dtype_for(out))
+        self._ops.rope_cache(raw, *self._target_rope.cos_sin, None, None, read.depths, unkept, q, 0)
+        cache = seen.view(self.cache.k[which], self.cache.v[which])
+        self._ops.tree_attention(q, cache, seen.ancestors, attended, t.head_dim**-0.5, self._reach)
+        return self._ops.linear(attended.view(len(x), -1), out)
 
 
 def _check(checkpoint: DraftCheckpoint, config: ModelConfig, target: ModelConfig, cross: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch.nn import functional
@@ -32,13 +32,17 @@ from specengine.drafters.distributions.growth import Growth
 from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.level_drafts import Children
-from specengine.drafters.medusa.heads import read_heads
+from specengine.drafters.medusa.heads import Head, read_heads
 from specengine.drafters.medusa.native_draft import HeadsDraft
 from specengine.drafters.policies import policy_of
-from specengine.drafters.root_tokens import root_tokens, root_trees
+from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.expand_backbone import BackboneTrees
+from specengine.ops.growth.add_delta import add_delta
+from specengine.ops.growth.fill_ranks import fill_ranks
+from specengine.ops.growth.pairs import keep_last
 from specengine.ops.row_tools import stack_rows, take_rows
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
@@ -105,6 +109,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         tokens = checkpoint.vocabulary(target.config)
         self._vocabulary = None if tokens is None else tokens.int().to(target.device)
         self._linear = target.ops.linear
+        self._on_device, self._dtype_for = target.ops.on_device, target.ops.layer.dtype_for
         self._device = target.device
         self._hidden = target.config.hidden_size
         self.heads = read_heads(checkpoint, config.dtype, target)
@@ -133,7 +138,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
 
     @property
     def max_nodes(self) -> int:
-        return len(self.candidates.parents)
+        return self.candidates.nodes
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return self.policy.draft(requests).trees if requests else []
@@ -206,36 +211,39 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         state.known[slot] = 0
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
-        state, size, accepted = batch.drafter_state, batch.size, batch.accepted
-        if batch.nodes == 1:  # the row of the root
-            state.rows[:size] = hidden_states.last
-            state.known[:size] = accepted.path_length
-            return
-        last = accepted.path.gather(1, (accepted.path_length[:, None] - 1).clamp(min=0).long())[:, 0]
-        state.rows[:size] = hidden_states.last[(batch.row_start[:size] + last.clamp(min=0)).long()]
-        state.known[:size] = accepted.path_length > 0
+        state = batch.drafter_state
+        keep_last(hidden_states.last, batch.row_start, batch.accepted, state.rows, state.known)
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         state, size = batch.drafter_state, batch.size
         levels = min(self.candidates.levels, batch.nodes - 1)
         if not levels:
             return root_trees(batch)
-        tokens, scores = self.candidates.fill(*self._best(state.rows[:size], levels))
-        tokens[:, :1] = root_tokens(batch.history)
-        nodes = tokens.shape[1]
-        parents = self.candidates.parents[:nodes].expand(size, -1).contiguous()
-        depths = self.candidates.depths[:nodes].expand(size, -1).contiguous()
-        return batch.selected(tokens, parents, depths, scores, state.known[:size], levels)
+        best = self._expanded(state.rows[:size], levels)
+        nodes = self.candidates.columns(levels)
+        candidates = fill_ranks(best, self._vocabulary, nodes, batch.history, by_request=False)
+        return batch.selected(*candidates, state.known[:size], levels)
 
     def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """Returns float32 [levels, B, Vd] of the target's last hidden states [B, hidden] before the roots."""
         parts: list[torch.Tensor] = []
-        for head in self.heads[:levels]:
-            x = rows
-            for block in head.blocks:
-                x = x + functional.silu(self._linear(x, block))
-            parts.append(self._linear(x, head.logits))
+        heads = self.heads[:levels]
+        rounded = {dtype: rows.to(dtype) for dtype in {self._dtype_for(head.blocks[0]) for head in heads}}
+        for head in heads:
+            read = rounded[self._dtype_for(head.blocks[0])]
+            parts.append(self._linear(self._behind_blocks(rows, read, head), head.logits))
         return stack_rows(parts).view(levels, len(rows), -1)
+
+    def _behind_blocks(self, x: torch.Tensor, read: torch.Tensor, head: Head) -> torch.Tensor:
+        """Returns what a head's last product reads. read: x as the first one does."""
+        for block, reader in pairwise((*head.blocks, head.logits)):
+            delta = self._linear(read, block)
+            if self._on_device:
+                total = torch.empty_like(x)
+                read, x = add_delta(x, delta, self._dtype_for(reader), total=total, silu=True), total
+            else:
+                x = read = x + functional.silu(delta)
+        return read
 
     def _children(self, rows: torch.Tensor, levels: int) -> Children:
         """Returns the likeliest tokens of each request's levels, the target's ids, and their log-probabilities."""
@@ -247,10 +255,14 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
     def _best(self, rows: torch.Tensor, levels: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the likeliest tokens of the target and their log-probabilities, [levels, B, ranks] each."""
         ranks, batch = self.candidates.ranks, len(rows)
-        logits = self.logits(rows, levels)
-        best = self._expanders(logits.view(levels * batch, 1, -1))  # every distribution is a tree of one level
+        best = self._expanded(rows, levels)
         tokens = best.tokens[:, 1:].reshape(levels, batch, ranks)
         log_probs = best.scores[:, 1:].reshape(levels, batch, ranks)
         if self._vocabulary is not None:
             tokens = torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
         return tokens, log_probs
+
+    def _expanded(self, rows: torch.Tensor, levels: int) -> BackboneTrees:
+        """Returns the drafter's likeliest tokens, a tree of one level for each distribution: row level * B + b."""
+        logits = self.logits(rows, levels)
+        return self._expanders(logits.view(levels * len(rows), 1, -1))

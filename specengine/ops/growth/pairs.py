@@ -65,3 +65,14 @@ def keep_pairs(
     """
     paths = (accepted.path, accepted.path_length)
     _C.keep_pairs(hidden_states, row_start, *paths, history.length, kept, counts, first, add)
+
+
+def keep_last(
+    hidden_states: torch.Tensor, row_start: torch.Tensor, accepted: Accepted, kept: torch.Tensor, known: torch.Tensor
+) -> None:
+    """Keeps the hidden state of the last node that each request committed.
+
+    hidden_states: float32 [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  kept: float32 [slots, C],
+    written.  known: int32 [slots], written: 1, or 0 for a request that committed nothing.
+    """
+    _C.keep_last(hidden_states, row_start, accepted.path, accepted.path_length, kept, known)

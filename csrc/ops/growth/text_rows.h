@@ -1,0 +1,76 @@
+// The tokens that GLIDE has not cached, between captured cycles, as the rows of its next pass.
+#pragma once
+#include "base/check.h"
+#include "ops/kv_cache.h"
+
+namespace specengine {
+
+// Chains of B requests, N rows each. Padding has token, parent and depth -1 and no ancestor bits.
+struct ChainColumns {
+  static constexpr char kRecord[] = "ChainColumns";
+  TensorView tokens;     // [B * N] int32
+  TensorView parents;    // [B * N] int32
+  TensorView depths;     // [B * N] int32
+  TensorView ancestors;  // [B * N, W] int32 bits
+};
+
+// Each row as a request of its own, which attends to the target's keys.
+struct SeenKeys {
+  static constexpr char kRecord[] = "SeenKeys";
+  TensorView lengths;      // [B * N] int32, the last key's slot; 0 where none is seen
+  TensorView block_table;  // [B * N, P] int32
+  TensorView ancestors;    // [B * N, 1] int32, 1; 0 of padding
+};
+
+// Lays out the tokens of every running request from position first[b] on, and counts all but the root as cached then.
+// A request runs if it is active and has two tokens or more: a prompt of one token is in no cache yet.
+//
+// A row of the text sees the target's keys of the blocks before its own, in the first block those up to itself; the
+// root sees all keys that are cached, which end before it.
+struct TextRows {
+  TensorView history;         // [B, T] int32, committed tokens, the root last
+  TensorView history_length;  // [B] int32, root included
+  TensorView active;          // [B] int32, 0: idle
+  TensorView block_table;     // [B, P] int32, of the target's cache
+  TensorView first;           // [B] int32, tokens whose rows are final; written
+  ChainColumns rows;          // written
+  SeenKeys seen;              // written
+  TensorView last;            // [B] int64, written: the row of each request's last token
+  TensorView counts;          // [4, B] int32, written: 0 or 1, whether the request runs; `first` as it was; the root's
+                              // position; the target's slot that drafted rows see last
+  TensorView roots;           // [B, 1] int32, written: last committed tokens
+  int64_t unread;             // tokens at the end that are not laid out
+  int64_t block;              // tokens of a block
+
+  Device validate() const {
+    Checker check;
+    Dim B{"B"}, T{"T"}, P{"P"}, M{"B * N"}, W{"W"};
+    check(history, "history", {DType::kInt32}, {B, T});
+    check(history_length, "history_length", {DType::kInt32}, {B});
+    check(active, "active", {DType::kInt32}, {B});
+    check(block_table, "block_table", {DType::kInt32}, {B, P});
+    check(first, "first", {DType::kInt32}, {B});
+    check(rows.tokens, "rows.tokens", {DType::kInt32}, {M});
+    check(rows.parents, "rows.parents", {DType::kInt32}, {M});
+    check(rows.depths, "rows.depths", {DType::kInt32}, {M});
+    check(rows.ancestors, "rows.ancestors", {DType::kInt32}, {M, W});
+    check(seen.lengths, "seen.lengths", {DType::kInt32}, {M});
+    check(seen.block_table, "seen.block_table", {DType::kInt32}, {M, P});
+    check(seen.ancestors, "seen.ancestors", {DType::kInt32}, {M, 1});
+    check(last, "last", {DType::kInt64}, {B});
+    check(counts, "counts", {DType::kInt32}, {4, B});
+    check(roots, "roots", {DType::kInt32}, {B, 1});
+    if (B < 1 || M % B != 0 || M < B) fail("rows.tokens: ", M.value, " rows are no whole number for B=", B.value);
+    if (M / B > kMaxNodes) fail("rows.tokens: ", M / B, " rows per request, at most ", kMaxNodes, " are supported");
+    if (W * 32 < M / B) fail("rows.ancestors: ", W.value, " words cannot hold ", M / B, " rows");
+    if (unread < 0) fail("unread: expected 0 or more tokens, got ", unread);
+    if (block < 1) fail("block: expected 1 or more tokens, got ", block);
+    return check.device();
+  }
+};
+
+#if defined(SPECENGINE_HAVE_CUDA)
+void run_cuda(const TextRows&);
+#endif
+
+}  // namespace specengine

@@ -1,0 +1,24 @@
+"""Rows plus what a product made of them, as the next product of a captured drafter reads them; CUDA only."""
+
+from __future__ import annotations
+
+import torch
+
+from specengine import _C
+
+
+def add_delta(
+    x: torch.Tensor,
+    delta: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    total: torch.Tensor | None = None,
+    silu: bool = False,
+) -> torch.Tensor:
+    """Returns x + delta, or x + silu(delta), in a dtype.
+
+    x, delta: float32 [M, C].  total: float32 [M, C], takes the unrounded sum; x and delta may be it.
+    """
+    out = torch.empty_like(x, dtype=dtype)
+    _C.add_delta(x, delta, total, out, silu)
+    return out
