@@ -20,6 +20,7 @@ SEVEN = "synthetic:0.81,0.80,0.79,0.78,0.77,0.76,0.75"  # FastEagle's paper, by 
 TREE = f"{SEVEN.rpartition(',')[0]},k=10,cost=fasteagle"  # 61 nodes
 WIDE = f"{SEVEN},k=18,cost=fasteagle"  # 127 nodes
 CHAIN = f"{SEVEN},cost=eagle3"
+SWITCHES = {"prefetch": "SPECENGINE_PREFETCH", "fusion": "SPECENGINE_FUSE"}  # off in steps of their own
 PROCESSES = 6  # of tests on one GPU: each has a CUDA context of its own
 ON_DEVICE = re.compile(r"cuda_backend|device_engine|backend\.put|backend\.device|mark\.gpu")
 
@@ -155,10 +156,13 @@ def _benches(s: Sizes) -> list[Step]:
         command = (*bench, *common, *sizes, "--drafters", drafters, *options)
         return Step(name, BENCHES, says, 120, command, "a tiny model on the CPU", reading)
 
-    def without_prefetch(step: Step) -> Step:
-        says = f"{step.says}, where attention prefetches no weight"
-        command, reading = ("env", "SPECENGINE_PREFETCH=0", *step.command), without_goals(step.reading, "no prefetch")
-        return replace(step, name=f"{step.name}-no-prefetch", says=says, command=command, reading=reading)
+    def without(what: str, step: Step) -> Step:
+        """The step with a switch of the environment off."""
+        command = ("env", f"{SWITCHES[what]}=0", *step.command)
+        reading = without_goals(step.reading, f"no {what}")
+        return replace(
+            step, name=f"{step.name}-no-{what}", says=f"{step.says}, no {what}", command=command, reading=reading
+        )
 
     eagle = f"eagle3:random:{s.model},nodes=8,levels=7,top_k=1,adaptive=false"
     fasteagle = f"fasteagle:random:{s.model},top_k=10,adaptive=false"
@@ -212,6 +216,7 @@ def _benches(s: Sizes) -> list[Step]:
             "0.8",
         ),
         cycles("peers", "transformers, compiled", targets.peers, "none", "--peers", "transformers:compiled"),
-        without_prefetch(plain),
-        without_prefetch(wide),
+        without("prefetch", plain),
+        without("fusion", plain),
+        without("prefetch", wide),
     ]

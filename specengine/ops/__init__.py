@@ -23,6 +23,7 @@ from specengine.ops.gated_delta import gated_delta
 from specengine.ops.layerwise.decoder import LayerOps, LayerwiseDecoder
 from specengine.ops.layerwise.fused import FusedOps
 from specengine.ops.lora import add_lora
+from specengine.utils.switches import is_on
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         tree_attention.tree_attention_cuda,
         strict=strict,
         arrived=arrived,
-        prefetch=tree_attention.prefetches(),
+        prefetch=is_on("SPECENGINE_PREFETCH"),
     )
     product = partial(linear.linear_cuda, choices=choices)
     layer_ops = LayerOps(
@@ -180,7 +181,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
             rounds=True,
         ),
         rounds=True,
-        fused=FusedOps(choices, arrived),
+        fused=FusedOps(choices, arrived) if is_on("SPECENGINE_FUSE") else None,
     )
     return Ops(
         formats=(*weight.FLOAT_FORMATS, *coded_weight.FORMS),

@@ -5,7 +5,6 @@ Shapes: M rows (nodes of all requests), H query heads, K key/value heads, D head
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import TypeAlias
@@ -30,17 +29,6 @@ def arrival_counters(device: torch.device) -> torch.Tensor:
     They are copied from the host: every stream sees the zeros.
     """
     return torch.zeros(COUNTERS, dtype=torch.int32).to(device)
-
-
-def prefetches() -> bool:
-    """Returns whether attention on CUDA prefetches: not where the environment has SPECENGINE_PREFETCH=0.
-
-    Raises ValueError for another value than 0 and 1.
-    """
-    value = os.environ.get("SPECENGINE_PREFETCH", "1")
-    if value not in ("0", "1"):
-        raise ValueError(f"SPECENGINE_PREFETCH: expected 0 or 1, got {value!r}")
-    return value == "1"
 
 
 def tree_attention(

@@ -229,7 +229,7 @@ def test_the_bench_takes_every_command_and_its_results_are_found(program, monkey
         monkeypatch.setattr(bench, name, lambda: "")
     (tmp_path / "out.json").touch()
     steps = [step for step in program.steps(dry) if "specengine.bench" in step.command]
-    assert len(steps) == (13 if dry else 14)
+    assert len(steps) == (14 if dry else 15)
     cycles = []
     for step in steps:
         command = step.command[step.command.index("specengine.bench") + 1 :]
@@ -241,14 +241,16 @@ def test_the_bench_takes_every_command_and_its_results_are_found(program, monkey
     assert cycles == [1.0] * 9  # eagle3, eagle3-cost, wide, dflash, batch, two of fasteagle, sampled, wide again
 
 
-def test_a_step_without_prefetch_is_its_twin_but_for_the_switch_and_the_goals(program):
+def test_a_step_without_a_mechanism_is_its_twin_but_for_the_switch_and_the_goals(program):
     steps = {step.name: step for step in program.steps(False)}
-    pairs = [(step, steps[name.removesuffix("-no-prefetch")]) for name, step in steps.items() if "-no-" in name]
-    assert [twin.name for _, twin in pairs] == ["plain", "wide"]
-    for step, twin in pairs:
-        assert step.command == ("env", "SPECENGINE_PREFETCH=0", *twin.command)
+    off = [name.split("-no-") for name in steps if "-no-" in name]
+    assert sorted(off) == [["plain", "fusion"], ["plain", "prefetch"], ["wide", "prefetch"]]
+    for name, what in off:
+        step, twin = steps[f"{name}-no-{what}"], steps[name]
+        switch = {"prefetch": "SPECENGINE_PREFETCH", "fusion": "SPECENGINE_FUSE"}[what]
+        assert step.command == ("env", f"{switch}=0", *twin.command)
         known, targets = ([*each.reading({})] for each in (twin, step))
-        assert [f"{target.name}, no prefetch" for target in known] == [target.name for target in targets]
+        assert [f"{target.name}, no {what}" for target in known] == [target.name for target in targets]
         assert any(target.goal for target in known) and not any(target.goal for target in targets)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specengine._C import RotatedRows
+from specengine.ops import cuda_ops
 from specengine.ops.autotune import VARIANTS
 from specengine.ops.layer import rms_norm, rope_cache, silu_mul
 from specengine.ops.layerwise import fused as fused_module
@@ -145,6 +146,12 @@ def test_what_is_left_to_two_launches(cuda_backend):
         not fused.silu(x, two, out) and not fused.silu(x.float(), layer, out) and not fused.silu(x, layer, out.float())
     )
     assert not fused_of(cuda_backend, LIBRARY)[0].silu(x, layer, out)
+
+
+def test_the_environment_switches_fused_ops_off(cuda_backend, monkeypatch):
+    assert cuda_ops(cuda_backend.device).layer.fused is not None
+    monkeypatch.setenv("SPECENGINE_FUSE", "0")
+    assert cuda_ops(cuda_backend.device).layer.fused is None
 
 
 def test_bad_arguments_are_refused_by_name(cuda_backend):

@@ -326,7 +326,7 @@ def test_the_environment_switches_the_prefetch_off(cuda_backend, monkeypatch, va
 def test_another_value_of_the_switch_is_refused(monkeypatch):
     monkeypatch.setenv("SPECENGINE_PREFETCH", "no")
     with pytest.raises(ValueError, match="SPECENGINE_PREFETCH: expected 0 or 1, got 'no'"):
-        module.prefetches()
+        cuda_ops(torch.device("cpu"))
 
 
 @only_simulated
