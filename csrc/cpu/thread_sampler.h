@@ -16,8 +16,6 @@ namespace specengine::SPECENGINE_ISA {
 // The Sampler of rules/rows.h with one thread: one request's parameters and scratch.
 class ThreadSampler {
  public:
-  static constexpr bool kDefers = false;
-
   // scores: [V] workspace.  counts: [V] zeros; workspace.
   ThreadSampler(const SamplingTable& table, const TokenHistory& history, int64_t b, int64_t vocab, float* scores,
                 int32_t* counts)
@@ -27,7 +25,7 @@ class ThreadSampler {
   // index: the column of each token, -1: none; nullptr: columns are tokens.  mask: the tokens allowed; nullptr: all.
   // untempered: [V], written if needed.
   bool load(const float* logits, const int32_t* index, const DraftedTree& tree, int node, const uint32_t* mask,
-            const Needs& needs, uint64_t* untempered, Side = Side::kTarget) {
+            const Needs& needs, uint64_t* untempered) {
     for (int64_t v = 0; index != nullptr && v < vocab_; ++v) scores_[v] = index[v] < 0 ? -INFINITY : logits[index[v]];
     if (index == nullptr) std::memcpy(scores_, logits, vocab_ * sizeof(float));
     depth_ = tree.depth(node);

@@ -40,23 +40,7 @@ struct RowState {
   float top, min_p;                  // all of them with at least min_p of the weight of the score `top`
   Candidate candidates[kMaxSlices];  // the winners of parts of the row
 };
-
-// CUDA's notes on a row of the target or of the drafter, by parts of the row, between the launches of other rules.
-constexpr int kMaxParts = 8;
-struct RowPart {
-  float best, second;  // largest scores before temperature and filters; best infinite without token: no distribution
-  int32_t best_token, second_token;
-  uint64_t total, untempered_total;  // of weights: as the parameters shape them; without temperature and filters
-  uint64_t moment;                   // of weights times distances to the largest score: entropy follows from it
-  Candidate drawn;
-};
-struct RowNotes {
-  uint32_t threshold;  // as in RowState
-  int32_t last;
-  RowPart parts[kMaxParts];
-};
-constexpr int64_t kRowStateWords = 2 * sizeof(RowNotes) / sizeof(int64_t);
-static_assert(sizeof(RowState) <= 2 * sizeof(RowNotes));
+constexpr int64_t kRowStateWords = sizeof(RowState) / sizeof(int64_t);
 
 // Weights per token and request that rules other than `match` use; see rules/rows.h.
 constexpr int64_t kWeightPlanes = 4;
@@ -103,7 +87,7 @@ struct VerifyWorkspace {
   static constexpr char kRecord[] = "VerifyWorkspace";
   TensorView scores;          // [B, V] float32; CUDA: all zero before and after
   TensorView counts;          // [B, V] int32: all zero before and after
-  OptionalTensor row_states;  // [M, 114] int64; CUDA's notes: `match` needs it, other rules are faster with it
+  OptionalTensor row_states;  // [M, 34] int64; only CUDA with rule `match` needs it
   OptionalTensor weights;     // [B, 4, V] int64; only rules other than `match` need it
 };
 

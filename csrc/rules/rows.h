@@ -3,28 +3,21 @@
 // A distribution is a row of integer weights: the order of a sum does not matter, so CPU and CUDA decide alike. A
 // Sampler runs the loops over the vocabulary: one thread on the CPU (cpu/thread_sampler.h), a block on CUDA
 // (cuda/sampling/block_sampler.cuh), whose threads all run the rule and get the same answers. A Sampler has
-//   load(logits, index, tree, node, mask, needs, untempered, side)  shapes a row; false: it is no distribution. mask:
-//   the
+//   load(logits, index, tree, node, mask, needs, untempered)  shapes a row; false: it is no distribution. mask: the
 //                                                tokens that it allows. untempered: where its weights without
 //                                                temperature and filters go, if they are needed.
 //   draw()  leaders()  temperature()  allows(token)  entropy()  untempered_total()  top_token()    of that row
-//   weigh(weights)  weight(token)                its weights and their sum, or the weight of one token
+//   weigh(weights)  weight(token)                its weights, or that of one token
 //   sum(f)  best(begin, end, f)                  sum of f(token); the first index of the largest f, -1 if all are -inf
 //   once(f)                                      one thread calls f(), all see what it has written
 //   uniform(node)                                the number that decides on a node
 //   draw_by_weight(weights)                      a token, with the noise of draw()
-// and kDefers. If that is true it also has, for the rows of both sides that were loaded last,
-//   defers()                                     whether load and weigh return sums and write no weights
-//   write(weights, side)  write_untempered(weights, side)  weight(token, side)  untempered_weight(token, side)
 #pragma once
 #include "base/draw_arithmetic.h"
 #include "rules/drafted_tree.h"
 #include "rules/walk.h"
 
 namespace specengine {
-
-// Whose row: a sampler keeps the last one of each where it defers weights.
-enum class Side { kTarget, kDraft };
 
 struct TokenScore {
   int token;
@@ -55,22 +48,17 @@ class Rows : public DraftedTree {
   // Loads a node; false if its scores are no distribution, which ends the walk.
   SPECENGINE_HOST_DEVICE bool load(int node, const Needs& needs) {
     loaded_ = node, changed_ = false;
-    target_written_ = draft_written_ = untempered_target_written_ = untempered_draft_written_ = !defers();
     has_draft_ = needs.draft && logits_.draft != nullptr && logits_.draft_rows[node] >= 0;
     if (has_draft_) {
       const float* row = logits_.draft + logits_.draft_rows[node] * logits_.columns;
-      if (!sampler_.load(row, logits_.draft_index, *this, node, nullptr, needs, untempered_draft(), Side::kDraft)) {
-        return false;
-      }
+      if (!sampler_.load(row, logits_.draft_index, *this, node, nullptr, needs, untempered_draft())) return false;
       draft_total_ = sampler_.weigh(draft());
       untempered_draft_total_ = sampler_.untempered_total(), draft_top_token_ = sampler_.top_token();
       draft_top_weight_ = kOne;
       if (masks.row(node) != nullptr) has_draft_ = mask_draft(masks.row(node), needs);
     }
     const float* row = logits_.target + node * logits_.vocab;
-    if (!sampler_.load(row, nullptr, *this, node, masks.row(node), needs, untempered_target(), Side::kTarget)) {
-      return false;
-    }
+    if (!sampler_.load(row, nullptr, *this, node, masks.row(node), needs, untempered_target())) return false;
     if (needs.weights) target_total_ = processed_total_ = sampler_.weigh(target());
     untempered_target_total_ = sampler_.untempered_total();
     return true;
@@ -89,27 +77,20 @@ class Rows : public DraftedTree {
   }
 
   // These read the two distributions as the rule has left them.
-  SPECENGINE_HOST_DEVICE double target_prob(int token) const { return share(target_weight(token), target_total_); }
+  SPECENGINE_HOST_DEVICE double target_prob(int token) const { return share(target()[token], target_total_); }
   SPECENGINE_HOST_DEVICE bool has_draft() const { return has_draft_; }
   SPECENGINE_HOST_DEVICE double draft_prob(int token) const {  // a child drawn from no distribution is certain
-    return has_draft_ ? share(draft_weight(token), draft_total_) : 1.0;
+    return has_draft_ ? share(draft()[token], draft_total_) : 1.0;
   }
   SPECENGINE_HOST_DEVICE bool changed() const { return changed_; }
-  SPECENGINE_HOST_DEVICE int residual() {
-    if (!changed_) return sampler_.draw();
-    write_target();
-    return sampler_.draw_by_weight(target());
-  }
+  SPECENGINE_HOST_DEVICE int residual() { return changed_ ? sampler_.draw_by_weight(target()) : sampler_.draw(); }
 
   // These read the distributions without temperature and filters.
   SPECENGINE_HOST_DEVICE double untempered_target_prob(int token) const {
-    const bool written = untempered_target_written_;
-    return share(untempered_weight(untempered_target(), written, token, Side::kTarget), untempered_target_total_);
+    return share(untempered_target()[token], untempered_target_total_);
   }
   SPECENGINE_HOST_DEVICE double untempered_draft_prob(int token) const {
-    if (!has_draft_) return 1.0;
-    const bool written = untempered_draft_written_;
-    return share(untempered_weight(untempered_draft(), written, token, Side::kDraft), untempered_draft_total_);
+    return has_draft_ ? share(untempered_draft()[token], untempered_draft_total_) : 1.0;
   }
   SPECENGINE_HOST_DEVICE double untempered_target_top() const { return share(kOne, untempered_target_total_); }
   SPECENGINE_HOST_DEVICE double untempered_draft_top() const {
@@ -128,15 +109,13 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE double reject(int token, double scale) {
     changed_ = true;
     if (!has_draft_) {  // the draft distribution is the token
-      const uint64_t weight = target_weight(token), rest = target_total_ - weight;
+      const uint64_t weight = target()[token], rest = target_total_ - weight;
       if (rest == 0) return 0;
-      write_target();
       sampler_.once([&] { target()[token] = 0; });
       const double mass = scale * share(rest, target_total_);
       target_total_ = rest;
       return mass;
     }
-    write_both();
     const double most = scale > 1 ? scale : 1.0;  // both are divided by it: weights of more than kUnit may not fit
     const double target_scale = scale / most / static_cast<double>(target_total_);
     const double draft_scale = 1.0 / most / static_cast<double>(draft_total_);
@@ -155,16 +134,14 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE void lower(int token, double by) {
     const double left = target_prob(token) - by;
     const uint64_t weight = left > 0 ? static_cast<uint64_t>(left * static_cast<double>(target_total_)) : 0;
-    const uint64_t total = target_total_ - target_weight(token) + weight;
+    const uint64_t total = target_total_ - target()[token] + weight;
     if (total == 0) return;
-    write_target();
     sampler_.once([&] { target()[token] = weight; });
     target_total_ = total, changed_ = true;
   }
 
   // Half the L1 distance of the two.
-  SPECENGINE_HOST_DEVICE double distance() {
-    write_both();
+  SPECENGINE_HOST_DEVICE double distance() const {
     const double target_scale = 1.0 / static_cast<double>(target_total_);
     const double draft_scale = 1.0 / static_cast<double>(draft_total_);
     return static_cast<double>(sampler_.sum([&](int64_t v) {
@@ -176,8 +153,6 @@ class Rows : public DraftedTree {
 
   // The target becomes the draft distribution.
   SPECENGINE_HOST_DEVICE void keep_draft() {
-    write_draft();
-    target_written_ = true;
     target_total_ = sampler_.sum([&](int64_t v) { return target()[v] = draft()[v]; });
     changed_ = true;
   }
@@ -185,7 +160,6 @@ class Rows : public DraftedTree {
   // The target becomes draft * [kept] + (1 - sum of draft * [kept]) * target.
   template <typename Kept>
   SPECENGINE_HOST_DEVICE void mix(const Kept& kept) {
-    write_both();
     const uint64_t trusted = sampler_.sum([&](int64_t v) { return kept(static_cast<int>(v)) ? draft()[v] : 0; });
     if (trusted == 0) return;
     const double draft_scale = 1.0 / static_cast<double>(draft_total_);
@@ -210,13 +184,8 @@ class Rows : public DraftedTree {
   // Takes the forbidden tokens out of the distribution that the drafter drew from: the children that are left are draws
   // from the rest. Returns whether there is a rest; without one no child was drawn from it.
   SPECENGINE_HOST_DEVICE bool mask_draft(const uint32_t* mask, const Needs& needs) {
-    write_draft();
     draft_total_ = keep_allowed(draft(), mask);
     if (draft_total_ == 0 || !needs.untempered) return draft_total_ > 0;
-    if constexpr (Sampler::kDefers) {
-      if (!untempered_draft_written_) sampler_.write_untempered(untempered_draft(), Side::kDraft);
-    }
-    untempered_draft_written_ = true;
     untempered_draft_total_ = keep_allowed(untempered_draft(), mask);
     if (untempered_draft_total_ == 0) return false;
     if (!is_allowed(mask, draft_top_token_)) {
@@ -229,38 +198,6 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE uint64_t keep_allowed(uint64_t* weights, const uint32_t* mask) {
     return sampler_.sum([=](int64_t v) { return weights[v] = is_allowed(mask, v) ? weights[v] : 0; });
   }
-
-  SPECENGINE_HOST_DEVICE bool defers() const {
-    if constexpr (Sampler::kDefers) return sampler_.defers();
-    return false;
-  }
-  SPECENGINE_HOST_DEVICE uint64_t weight_of_token(const uint64_t* weights, bool written, int token, Side side) const {
-    if constexpr (Sampler::kDefers) {
-      if (!written) return sampler_.weight(token, side);
-    }
-    return weights[token];
-  }
-  SPECENGINE_HOST_DEVICE uint64_t untempered_weight(const uint64_t* weights, bool written, int token, Side side) const {
-    if constexpr (Sampler::kDefers) {
-      if (!written) return sampler_.untempered_weight(token, side);
-    }
-    return weights[token];
-  }
-  SPECENGINE_HOST_DEVICE uint64_t target_weight(int token) const {
-    return weight_of_token(target(), target_written_, token, Side::kTarget);
-  }
-  SPECENGINE_HOST_DEVICE uint64_t draft_weight(int token) const {
-    return weight_of_token(draft(), draft_written_, token, Side::kDraft);
-  }
-  SPECENGINE_HOST_DEVICE void write(uint64_t* weights, bool& written, Side side) {
-    if constexpr (Sampler::kDefers) {
-      if (!written) sampler_.write(weights, side);
-    }
-    written = true;
-  }
-  SPECENGINE_HOST_DEVICE void write_target() { write(target(), target_written_, Side::kTarget); }
-  SPECENGINE_HOST_DEVICE void write_draft() { write(draft(), draft_written_, Side::kDraft); }
-  SPECENGINE_HOST_DEVICE void write_both() { write_target(), write_draft(); }
 
   // Four planes behind one pointer, which a thread can keep in a register through a walk.
   SPECENGINE_HOST_DEVICE uint64_t* target() const { return weights_; }
@@ -288,8 +225,6 @@ class Rows : public DraftedTree {
   uint64_t untempered_target_total_ = 1, untempered_draft_total_ = 1, draft_top_weight_ = kOne;
   int loaded_ = -1, draft_top_token_ = -1;
   bool has_draft_ = false, changed_ = false;
-  bool target_written_ = true, draft_written_ = true;
-  bool untempered_target_written_ = true, untempered_draft_written_ = true;
 };
 
 // Draws a token from a row of weights; -1 if all are 0. Two levels of noise, as in every draw.

@@ -201,8 +201,7 @@ OPS = {
     ),
     "compact_states": Op(f"{STATES}  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]", ("compact_states",)),
 }
-OTHER_RULES = ("mark_rows", "tops", "filter_rows", "sums", "walk")  # verify_tree by a rule other than match
-WITHOUT_WEIGHTS = ("margin_strict", "margin_lossless_base")  # rules that read no weights: they walk without notes
+OTHER_RULES = ("walk",)  # verify_tree by a rule other than match
 UNDER_MASKS = ("mark", "filter", "draw_masked", "finish")  # by match, with masks
 
 
@@ -223,8 +222,7 @@ class FakeCore:
         if name == "verify_tree":
             _, _, _, masks, *_, rule, _ = arguments
             by_match = kernels if masks is None else UNDER_MASKS
-            by_others = OTHER_RULES[-1:] if rule in WITHOUT_WEIGHTS else OTHER_RULES
-            kernels = by_match if rule == "match" else by_others
+            kernels = by_match if rule == "match" else OTHER_RULES
         self._device.launch(kernels)
 
 

@@ -1,27 +1,27 @@
 // Every rule but `match`. A block owns a request and walks its tree by the functors of rules/, as the CPU does; its
 // threads share the loops over the vocabulary. Decisions are the CPU's: sums are of integers, and every thread computes
-// the same doubles. Of up to 512 rows, several blocks note first what does not depend on the walk (note_rows.cu); a
-// walk then reads a row only where a rule changes its weights. Without notes a visited node costs some reads of its two
-// rows (from L2 after the first) and of 8 * V bytes of weights each.
+// the same doubles. Cost per visited node: some reads of its two rows (from L2 after the first) and of 8 * V bytes of
+// weights each.
 #include "cuda/sampling/verify_rules.cuh"
 
 #include "cuda/base/arch.cuh"
 #include "cuda/sampling/block_sampler.cuh"
-#include "cuda/sampling/note_rows.cuh"
 #include "rules/rules.h"
 
 namespace specengine {
 namespace {
 
-// More rows than this are faster left to the blocks that walk: there are many of them, and they read fewer rows.
-constexpr int64_t kMostNotedRows = 512;
-
-struct Arguments : TreeRows {
-  LogitRows logits;       // of all requests
-  const RowNotes* notes;  // of all rows, see note_rows.cuh; nullptr: the walks do without
-  int parts;
+struct Arguments {
+  const int *tokens, *parents, *row_start;
+  RequestTable table;
+  LogitRows logits;  // of all requests
+  TokenMasks masks;  // of all rows
   int *path, *path_length, *bonus, *relaxed;
+  float* biases;
+  int* counts;
   uint64_t* weights;
+  int columns;
+  bool aligned;
 };
 
 // All threads write the entries behind the path's end, one thread the path.
@@ -48,11 +48,11 @@ __global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rul
   if (nodes < 1 || op.tokens[first] == kNoToken) return write(op, b, tree, {-1});
 
   const int64_t vocab = op.table.vocab;
-  const DenseShaping dense = op.dense(b);
+  const DenseShaping dense{op.biases + b * vocab, op.counts + b * vocab};
   for (int node = threadIdx.x; node < nodes; node += blockDim.x) {
     tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
   }
-  if (op.notes == nullptr) op.table.mark(b, dense, threadIdx.x, blockDim.x);
+  op.table.mark(b, dense, threadIdx.x, blockDim.x);
   if (threadIdx.x == 0) {
     logits[0] = op.logits;
     logits[0].target += first * vocab;
@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rul
   }
   __syncthreads();
 
-  const RowNotes* notes = op.notes == nullptr ? nullptr : op.notes + 2 * static_cast<int64_t>(first);
-  BlockSampler sampler(op.table, b, tree, dense, op.aligned, notes, op.parts);
+  BlockSampler sampler(op.table, b, tree, dense, op.aligned);
   Rows<BlockSampler> rows(tree, logits[0], sampler, op.weights + b * kWeightPlanes * vocab, values, marks);
   write(op, b, tree, walk(rule, rows));
   __syncthreads();
@@ -93,22 +92,10 @@ void verify_by_rule(const VerifyTree& op) {
   a.columns = static_cast<int>(op.accepted.path.shape[1]);
   a.aligned = V % 4 == 0 && at_16_bytes(a.logits.target) && at_16_bytes(a.logits.draft) && at_16_bytes(a.biases) &&
               at_16_bytes(a.counts);
-  const int64_t M = op.trees.tokens.shape[0], B = op.accepted.bonus.shape[0];
-  a.requests = static_cast<int>(B);
-  RowNotes* notes = op.workspace.row_states.defined() ? op.workspace.row_states.as<RowNotes>() : nullptr;
-  const LaunchConfig config{"verify_tree", dim3(static_cast<unsigned>(B)), dim3(rule_threads(V)), 0,
-                            op.trees.tokens.stream};
+  const LaunchConfig config{"verify_tree", dim3(static_cast<unsigned>(op.accepted.bonus.shape[0])),
+                            dim3(rule_threads(V)), 0, op.trees.tokens.stream};
   with_rule(op.rule, op.options, [&](auto rule) {
-    using Rule = decltype(rule);
-    if constexpr (!std::is_same_v<Rule, Match>) {
-      // Without weights a walk reads a row so seldom that notes on all rows cost more.
-      if (Rule::needs.weights && notes != nullptr && M > 0 && M <= kMostNotedRows) {
-        a.notes = notes;
-        a.parts = note_rows({a, a.logits, notes, Rule::needs}, M, B, op.trees.history.tokens.shape[1],
-                            op.trees.tokens.device_id, op.trees.tokens.stream);
-      }
-      launch(config, walk_kernel<Rule>, a, rule);
-    }
+    if constexpr (!std::is_same_v<decltype(rule), Match>) launch(config, walk_kernel<decltype(rule)>, a, rule);
   });
 }
 
