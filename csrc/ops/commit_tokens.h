@@ -1,5 +1,5 @@
 // Acceptance on the device: appends each request's accepted tokens and bonus token to its history, cuts the run where
-// the request ends inside it, and writes a record for the host.
+// the request ends inside it, makes its cached prefix as much longer, and writes a record for the host.
 #pragma once
 #include "base/check.h"
 #include "ops/kv_cache.h"
@@ -21,6 +21,7 @@ struct CommitTokens {
   TensorView final_length;    // [B] int32
   TensorView history;         // [B, T] int32, written
   TensorView history_length;  // [B] int32, advanced by the tokens kept
+  TensorView cached;          // [B] int32, of the cache, advanced likewise
   TensorView active;          // [B] int32, written: 0 once a request ended
   TensorView record;          // [B, 4 + 3 N] int32, written: tokens kept, path length before the cut, bonus token,
                               // relaxed, then path, tokens and parents of the tree
@@ -37,6 +38,7 @@ struct CommitTokens {
     check(final_length, "final_length", {DType::kInt32}, {B});
     check(history, "history", {DType::kInt32}, {B, T});
     check(history_length, "history_length", {DType::kInt32}, {B});
+    check(cached, "cached", {DType::kInt32}, {B});
     check(active, "active", {DType::kInt32}, {B});
     check(record, "record", {DType::kInt32}, {B, kRecordHead + 3 * N});
     if (N > kMaxNodes) fail("path: ", N.value, " columns, at most ", kMaxNodes, " nodes are supported");

@@ -730,6 +730,7 @@ def commit_tokens(
     final_length: Tensor,
     history: Tensor,
     history_length: Tensor,
+    cached: Tensor,
     active: Tensor,
     record: Tensor,
 ) -> None: ...

@@ -109,6 +109,7 @@ class Batch:
             self._paths.append(path[: len(kept)])
             self._rows += [first + node for node in path[: len(kept)]]
             first += len(draft.tokens)
+        self.cache.advance(accepted.path_length)
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""

@@ -31,12 +31,13 @@ class Cycle:
         output = self.verify(tree, batch)
         batch.mark("verify")
         accepted = self.accept(tree, output.scores, batch)
-        batch.commit(tree, accepted, output.scores)  # cuts accepted.path_length where a request ends; compact reads it
         batch.mark("accept")
         if tree.ancestors is not None and accepted.path.shape[1] > 1:  # the path of a chain lies in place
             self.cache.compact(batch.cache, accepted, self.target.ops)
+        batch.mark("compact")
+        batch.commit(tree, accepted, output.scores)  # cuts paths; only states must not go on behind a request's end
+        batch.mark("accept")
         self.cache.compact_states(batch.cache, tree.row_start, accepted, self.target.ops)
-        batch.cache.advance(accepted.path_length)
         batch.mark("compact")
 
         batch.observe(self.drafter, output.hidden_states)
@@ -46,12 +47,12 @@ class Cycle:
         """Runs one pass of the target; a greedy batch gets the likeliest allowed tokens instead of logits."""
         hidden_states = self.target.hidden_states(tree, self.cache, batch.cache)
         if batch.reads_forbidden:
-            scores = self.target.logits(hidden_states.last)
+            scores = self.target.logits(hidden_states.normed)
             batch.fill_masks(tree)
             return TargetOutput(scores, hidden_states)
         batch.fill_masks(tree)
         score = self.target.logits if batch.reads_logits else self.target.likeliest
-        return TargetOutput(score(hidden_states.last, batch.masks), hidden_states)
+        return TargetOutput(score(hidden_states.normed, batch.masks), hidden_states)
 
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
         """Walks every tree by the rule, from the root to the last accepted node and the bonus token."""

@@ -42,7 +42,10 @@ class CycleBatch(Protocol):
         ...
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
-        """Appends the accepted tokens and the bonus token to every request."""
+        """Appends the accepted tokens and the bonus token to every request, and makes its cached prefix as much longer.
+
+        Cuts the path of a request that ends inside of it.
+        """
         ...
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:

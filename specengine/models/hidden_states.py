@@ -14,7 +14,7 @@ from specengine.utils.host_memory import is_host
 class HiddenStates:
     """Hidden states of M rows.
 
-    last: float32 [M, hidden], after the final norm; the head reads them.
+    normed: [M, hidden], after the final norm, in the dtype in which the head reads rows.
     at_layers: float32 [M, layers, hidden], the residual stream before the model's hidden_state_layers; None where the
     model has none.
     experts: int32 [layers], how many experts each layer read in the pass; 0 where it has none, and without counts. None
@@ -22,11 +22,19 @@ class HiddenStates:
     """
 
     def __init__(
-        self, last: torch.Tensor, at_layers: torch.Tensor | None = None, experts: torch.Tensor | None = None
+        self, normed: torch.Tensor, at_layers: torch.Tensor | None = None, experts: torch.Tensor | None = None
     ) -> None:
-        self.last = last
+        self.normed = normed
         self.at_layers = at_layers
         self.experts = experts
+
+    def __len__(self) -> int:
+        return len(self.normed)
+
+    @cached_property
+    def last(self) -> torch.Tensor:
+        """The normed rows in float32, as drafters read them."""
+        return self.normed.float()
 
     @property
     def experts_per_layer(self) -> float | None:
@@ -36,9 +44,9 @@ class HiddenStates:
 
     def split(self, counts: Sequence[int]) -> list[HiddenStates]:
         """Returns the hidden states of the first rows, those behind them, and so on, uncopied.  counts: of the rows."""
-        last = self.last.split([*counts])
-        layers = [None] * len(last) if self.at_layers is None else self.at_layers.split([*counts])
-        return [HiddenStates(own, at, self.experts) for own, at in zip(last, layers, strict=True)]
+        normed = self.normed.split([*counts])
+        layers = [None] * len(normed) if self.at_layers is None else self.at_layers.split([*counts])
+        return [HiddenStates(own, at, self.experts) for own, at in zip(normed, layers, strict=True)]
 
     def rows(self, picked: Sequence[int]) -> HiddenStates:
         """Returns the hidden states of some rows; each tensor is taken on first use, uncopied where it can be."""
@@ -65,9 +73,12 @@ class _PickedRows(HiddenStates):
     def origin(self) -> tuple[HiddenStates, Sequence[int] | None]:
         return self._whole, self._picked
 
+    def __len__(self) -> int:
+        return len(self._picked)
+
     @cached_property
-    def last(self) -> torch.Tensor:  # type: ignore[override]  # taken when first read
-        return self._take(self._whole.last)
+    def normed(self) -> torch.Tensor:  # type: ignore[override]  # taken when first read
+        return self._take(self._whole.normed)
 
     @cached_property
     def at_layers(self) -> torch.Tensor | None:  # type: ignore[override]

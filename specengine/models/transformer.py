@@ -81,7 +81,10 @@ class Transformer:
     def _new_decoder(self) -> Callable[..., torch.Tensor]:
         layers = self.hidden_state_layers
         parts = self.config, self.embedding, self._layers, self.final_norm, layers
-        return self.ops.decoder(*parts, lora=self.lora, multipliers=self.config.multipliers)
+        own: dict[str, Any] = {"lora": self.lora, "multipliers": self.config.multipliers}
+        if self.ops.on_device and self.config.multipliers.logits_divisor == 1:
+            own["out_dtype"] = self.ops.layer.dtype_for(self.head)
+        return self.ops.decoder(*parts, **own)
 
     def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
         """Returns the same model with other hidden_state_layers; both share all memory. Raises ValueError."""
@@ -218,8 +221,8 @@ class Transformer:
         greedy: scores are the most likely tokens instead of logits; -1 where a row has none.
         """
         hidden_states = self.hidden_states(tree, cache, batch)
-        last = hidden_states.last
-        return TargetOutput(self.likeliest(last) if greedy else self.logits(last), hidden_states)
+        score = self.likeliest if greedy else self.logits
+        return TargetOutput(score(hidden_states.normed), hidden_states)
 
     def logits(self, hidden_states: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
         """Computes logits float32 [M, V] of hidden states [M, hidden].
@@ -241,8 +244,8 @@ class Transformer:
         return hidden_states if divisor == 1 else divided(hidden_states, divisor)
 
     def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
-        """Computes the last hidden states alone, float32 [M, hidden]."""
-        return self.hidden_states(tree, cache, batch).last
+        """Computes the last hidden states alone, [M, hidden], as the head reads them."""
+        return self.hidden_states(tree, cache, batch).normed
 
     def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
         """Computes hidden states of every row, without logits.
@@ -260,8 +263,8 @@ class Transformer:
         chosen: dict[str, Any] = {"adapters": batch.adapters, "experts": experts}
         if self.ops.on_device and tree.ancestors is None:
             chosen["chains"] = _chains(tree, batch)
-        last = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **chosen, states=states)
-        return HiddenStates(last, at_layers, experts)
+        normed = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **chosen, states=states)
+        return HiddenStates(normed, at_layers, experts)
 
 
 def _chains(tree: TreeBatch, batch: CacheBatch) -> list[Chain] | None:

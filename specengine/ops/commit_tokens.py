@@ -36,11 +36,13 @@ def record_width(nodes: int) -> int:
     return RECORD_HEAD + 3 * nodes
 
 
-def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, limits: Limits, record) -> None:
+def commit_tokens(
+    tree: TreeBatch, accepted: Accepted, history: TokenHistory, cached: torch.Tensor, limits: Limits, record
+) -> None:
     """Appends every running request's accepted tokens and bonus token to its history, cut where it ends.
 
-    Writes history, accepted.path_length (tokens kept, 0 for an idle request), limits.active and
-    record: int32 [B, record_width(N)].
+    Writes history, accepted.path_length (tokens kept, 0 for an idle request), limits.active,
+    cached: int32 [B], tokens of the cache, advanced by those kept, and record: int32 [B, record_width(N)].
     """
     _C.commit_tokens(
         tree.tokens,
@@ -51,12 +53,15 @@ def commit_tokens(tree: TreeBatch, accepted: Accepted, history: TokenHistory, li
         limits.final_length,
         history.tokens,
         history.length,
+        cached,
         limits.active,
         record,
     )
 
 
-def commit_tokens_reference(tree: TreeBatch, accepted: Accepted, history: TokenHistory, limits: Limits, record) -> None:
+def commit_tokens_reference(
+    tree: TreeBatch, accepted: Accepted, history: TokenHistory, cached: torch.Tensor, limits: Limits, record
+) -> None:
     nodes = accepted.path.shape[1]
     for b in range(len(accepted.bonus)):
         rows = slice(b * nodes, (b + 1) * nodes)
@@ -78,4 +83,5 @@ def commit_tokens_reference(tree: TreeBatch, accepted: Accepted, history: TokenH
         accepted.path_length[b] = kept
         if active:
             history.length[b] += kept
+            cached[b] += kept
             limits.active[b] = not ended

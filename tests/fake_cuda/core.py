@@ -191,7 +191,7 @@ OPS = {
     ),
     "commit_tokens": Op(
         f"tokens: i32[M]  parents: i32[M]  {PATHS}  eos: i32[E]  ignores_eos: i32[B]  final_length: i32[B]  "
-        "history: i32[B,T]  history_length: i32[B]  active: i32[B]  record: i32[B,columns]",
+        "history: i32[B,T]  history_length: i32[B]  cached: i32[B]  active: i32[B]  record: i32[B,columns]",
         ("commit_tokens",),
     ),
     "compact_kv": Op(

@@ -159,7 +159,8 @@ def commit(core: ModuleType, nodes: int, batch: int) -> None:
     history = history_of(batch)
     ones = int_tensor([1] * batch, CPU)
     limits = Limits(int_tensor([2], CPU), ones, 4096 * ones, ones.clone())
-    commit_tokens(tree, accepted, history, limits, torch.zeros(batch, record_width(nodes), dtype=torch.int32))
+    record = torch.zeros(batch, record_width(nodes), dtype=torch.int32)
+    commit_tokens(tree, accepted, history, ones.clone(), limits, record)
 
 
 def compact_kv(core: ModuleType, nodes: int, batch: int) -> None:

@@ -11,7 +11,7 @@ struct Pointers {
   const int *tokens, *parents, *path;
   int* path_length;
   const int *bonus, *relaxed, *eos, *ignores_eos, *final_length;
-  int *history, *history_length, *active, *record;
+  int *history, *history_length, *cached, *active, *record;
   int nodes, capacity, eos_count;
 };
 
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kWarp) commit_tokens_kernel(Pointers p) {
   if (lane == 0) {
     record[0] = kept, record[1] = count, record[2] = bonus, record[3] = active ? p.relaxed[b] : 0;
     p.path_length[b] = kept;
-    if (active) p.history_length[b] = length + kept, p.active[b] = !ended;
+    if (active) p.history_length[b] = length + kept, p.cached[b] += kept, p.active[b] = !ended;
   }
 }
 
@@ -65,6 +65,7 @@ void run_cuda(const CommitTokens& op) {
                           op.final_length.as<int>(),
                           op.history.as<int>(),
                           op.history_length.as<int>(),
+                          op.cached.as<int>(),
                           op.active.as<int>(),
                           op.record.as<int>(),
                           static_cast<int>(op.accepted.path.shape[1]),

@@ -139,7 +139,7 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         for number, (part, (view,)) in enumerate(zip(self.parts, self._views([request]), strict=True)):
             reads = request.drafter_reads or not isinstance(part, CacheCompanion)
             if reads and isinstance(part, PromptObserver):
-                with charged(self.policy, number, len(hidden_states.last)):
+                with charged(self.policy, number, len(hidden_states)):
                     part.observe_prompt(view, start, hidden_states)
 
     def observe(

@@ -86,6 +86,9 @@ class Eagle3Network(EagleNetwork):
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out
 
+    def _out_dtype(self) -> torch.dtype:
+        return torch.float32 if self.norms.feed_back else self.ops.layer.dtype_for(self.head)
+
     def _first_columns(self) -> int:
         return 2 * self.config.hidden_size
 

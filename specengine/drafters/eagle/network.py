@@ -29,7 +29,10 @@ from specengine.ops.weight import Projection, Weight
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of a pass, float32 [M, hidden] each. read: by the head.  fed: back, in place of hidden states."""
+    """The outputs of a pass, [M, hidden] each.
+
+    read: by the head.  fed: float32, back in place of hidden states.
+    """
 
     read: torch.Tensor
     fed: torch.Tensor
@@ -69,7 +72,9 @@ class EagleNetwork(ABC):
         self._on_device = parts.ops.on_device
         self._rope = RopeTables(parts.config, parts.device)
         last = (parts.config.num_layers,)
-        self._decoder = self.ops.decoder(self.config, None, self.layers, self._out_norm(), last, self._first_columns())
+        rounded = {"out_dtype": self._out_dtype()} if self._on_device else {}
+        form = self._out_norm(), last, self._first_columns()
+        self._decoder = self.ops.decoder(self.config, None, self.layers, *form, **rounded)
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
@@ -121,6 +126,10 @@ class EagleNetwork(ABC):
     @abstractmethod
     def _out_norm(self) -> torch.Tensor:
         """Returns the decoder's last norm."""
+
+    def _out_dtype(self) -> torch.dtype:
+        """Returns the dtype of the rows of that norm on CUDA; rows that are fed back are float32."""
+        return torch.float32
 
     def _first_columns(self) -> int:
         """Returns the columns of the first layer's input; 0: the hidden size."""

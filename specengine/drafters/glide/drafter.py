@@ -126,9 +126,9 @@ class Glide(
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads the chunk at once, so that the next prompt that begins alike finds it cached."""
         if request.drafter_reads:
-            with charged(self.policy, 0, len(hidden_states.last)):
+            with charged(self.policy, 0, len(hidden_states)):
                 self._state(request, cached=start)
-                self._catch_up(request, len(request.tokens) - start - len(hidden_states.last))
+                self._catch_up(request, len(request.tokens) - start - len(hidden_states))
 
     def reads(self, tokens: int, answer: int, batch: int) -> bool:
         return self.policy.reads(0, tokens, answer, batch)

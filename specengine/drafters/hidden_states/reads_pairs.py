@@ -75,7 +75,7 @@ class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDi
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         if request.drafter_reads:
-            with charged(self.policy, 0, len(hidden_states.last)):
+            with charged(self.policy, 0, len(hidden_states)):
                 self.pairs.observe_prompt(request, start, hidden_states)
 
     @property

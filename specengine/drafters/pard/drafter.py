@@ -116,7 +116,7 @@ class Pard(
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         if request.drafter_reads:
-            with charged(self.policy, 0, len(hidden_states.last)):
+            with charged(self.policy, 0, len(hidden_states)):
                 self._rows.observe_prompt(request, start, hidden_states)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:

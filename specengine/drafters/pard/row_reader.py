@@ -112,7 +112,7 @@ class RowReader:
         self._state(request, start)
         if self._features:
             self._add(request, start, self._features(hidden_states))
-        self._read_up_to(request, start + len(hidden_states.last))
+        self._read_up_to(request, start + len(hidden_states))
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None

@@ -120,7 +120,7 @@ class CycleGraphs:
 
     def logits(self, batch: GraphBatch, rows: Sequence[int]) -> torch.Tensor:
         """Computes the logits of some rows of a batch's last cycle again: cycles keep hidden states alone."""
-        return self._cycle.target.logits(take_rows(batch.hidden_states.last, rows))
+        return self._cycle.target.logits(take_rows(batch.hidden_states.normed, rows))
 
     def width_for(self, size: int, nodes: int) -> int:
         """Returns the narrowest captured width that holds `nodes` nodes, or the widest of all."""

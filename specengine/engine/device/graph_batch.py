@@ -137,7 +137,7 @@ class GraphBatch:
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
         """Appends accepted tokens and bonus tokens to the histories on the device, and writes the record."""
         self._scores, self.accepted = scores, accepted
-        commit_tokens(tree, accepted, self.history, self.limits, self.record)
+        commit_tokens(tree, accepted, self.history, self.cache.lengths, self.limits, self.record)
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the hidden states of all rows, and keeps what it reads of the logits."""

@@ -72,7 +72,7 @@ class LayerOps:
 
 
 class LayerwiseDecoder:
-    """The layers of a model as Decoder takes them, over the ops of any device."""
+    """The layers of a model as Decoder takes them, over the ops of any device.  out_dtype: of the rows of a pass."""
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class LayerwiseDecoder:
         first_columns: int = 0,
         lora: Sequence[LoraLayer] = (),
         multipliers: Multipliers = PLAIN,
+        out_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.ops = ops
         self.config = config
@@ -94,19 +95,20 @@ class LayerwiseDecoder:
         self.final_norm = final_norm
         self.lora = tuple(lora)
         self.multipliers = multipliers
+        self.out_dtype = out_dtype
 
     def _gated(self, layer: Layer) -> bool:
         c = self.config
         return layer.gated_delta is None and layer.qkv.rows == 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
 
-    def _norm_of(self, number: int) -> tuple[torch.Tensor, Projection | None]:
-        """Returns the norm before a layer or behind the last one, and what reads its rows; None: the caller."""
+    def _norm_of(self, number: int) -> tuple[torch.Tensor, torch.dtype]:
+        """Returns the norm before a layer or behind the last one, and the dtype of its rows."""
         if number == len(self.layers):
-            return self.final_norm, None
+            return self.final_norm, self.out_dtype
         layer = self.layers[number]
         if layer.attention_norm is None:
             raise ValueError(f"layers: expected a norm before layer {number}; only the first layer may have none")
-        return layer.attention_norm, layer.qkv
+        return layer.attention_norm, self.ops.dtype_for(layer.qkv)
 
     def __call__(
         self,
@@ -134,8 +136,7 @@ class LayerwiseDecoder:
         """
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
-        def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
-            dtype = ops.dtype_for(reader) if reader else torch.float32
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=tree.tokens.device)
 
         bare = LoraLayer.empty()
@@ -146,7 +147,7 @@ class LayerwiseDecoder:
         scaled, first = factors.embedding != factors.residual, self.layers[0]
         normed = residual if first_inputs is None else first_inputs
         if first.attention_norm is not None:
-            normed = empty(rows, c.hidden_size, reader=first.qkv)
+            normed = empty(rows, c.hidden_size, dtype=ops.dtype_for(first.qkv))
         if inputs is None and first.attention_norm is not None and not scaled:
             ops.gather_norm(self.embedding, tree.tokens, residual, first.attention_norm, normed, stream_eps)
         else:
@@ -182,7 +183,7 @@ class LayerwiseDecoder:
                 qkv = ops.linear_rope(normed, layer.qkv, turned, cache, q, c.rms_norm_eps)
             if only_cache and layer is self.layers[-1]:
                 return None
-            attended = empty(rows, c.num_heads, c.head_dim, reader=layer.attention_out)
+            attended = empty(rows, c.num_heads, c.head_dim, dtype=ops.dtype_for(layer.attention_out))
             scale = factors.attention_scale(c.head_dim)
             read = (q, cache, tree.ancestors, attended, scale, layer.window)
             known = {} if chains is None else {"chains": chains}
@@ -192,14 +193,14 @@ class LayerwiseDecoder:
             return attended.view(rows, -1)
 
         def recurrence(layer: GatedDelta, reader: Projection, qkv: torch.Tensor, number: int) -> torch.Tensor:
-            out = empty(rows, layer.value_heads * len(layer.norm), reader=reader)
+            out = empty(rows, layer.value_heads * len(layer.norm), dtype=ops.dtype_for(reader))
             ops.gated_delta(qkv, layer, states, number, tree.row_start, tree.ancestors, out, c.rms_norm_eps)
             return out
 
         def add_and_norm(
-            x: torch.Tensor, layer: Projection, added: LoraProjection, norm: torch.Tensor, reader: Projection | None
+            x: torch.Tensor, layer: Projection, added: LoraProjection, norm: torch.Tensor, dtype: torch.dtype
         ) -> torch.Tensor:
-            out = empty(rows, c.hidden_size, reader=reader)
+            out = empty(rows, c.hidden_size, dtype=dtype)
             if added.modules:
                 ops.rms_norm(residual, product(x, layer, added), norm, out, stream_eps)
             else:
@@ -219,23 +220,23 @@ class LayerwiseDecoder:
                 attended = recurrence(layer.gated_delta, layer.attention_out, qkv, next(recurrent))
             if attended is None:
                 return None
-            reader = layer.gate_up if layer.moe is None else None
-            normed = add_and_norm(attended, layer.attention_out, lora.attention_out, layer.mlp_norm, reader)
-            next_norm, next_reader = self._norm_of(number + 1)
+            read = torch.float32 if layer.moe is not None or layer.gate_up is None else ops.dtype_for(layer.gate_up)
+            normed = add_and_norm(attended, layer.attention_out, lora.attention_out, layer.mlp_norm, read)
+            next_norm, next_dtype = self._norm_of(number + 1)
             delta = None
             if layer.gate_up is not None and layer.down is not None:
-                gated = empty(rows, layer.gate_up.rows // 2, reader=layer.down)
+                gated = empty(rows, layer.gate_up.rows // 2, dtype=ops.dtype_for(layer.down))
                 if lora.gate_up.modules:
                     ops.silu_mul(product(normed, layer.gate_up, lora.gate_up), gated)
                 else:
                     ops.linear_silu(normed, layer.gate_up, gated)
                 if layer.moe is None:
-                    normed = add_and_norm(gated, layer.down, lora.down, next_norm, next_reader)
+                    normed = add_and_norm(gated, layer.down, lora.down, next_norm, next_dtype)
                     continue
                 delta = product(gated, layer.down, lora.down)
             if layer.moe is not None:
                 delta = ops.experts(normed, layer.moe, delta)
-            normed = empty(rows, c.hidden_size, reader=next_reader)
+            normed = empty(rows, c.hidden_size, dtype=next_dtype)
             ops.rms_norm(residual, delta, next_norm, normed, stream_eps)
         write_at_layer(len(self.layers))
         return normed
