@@ -53,6 +53,8 @@ SMALL = {
     "trees/commit_tokens": "commit_tokens::test_a_run_is_cut_at_the_final_length",
     "trees/draft_lookup": "draft_lookup::test_the_longest_match_wins_and_of_equals_the_newest",
     "trees/expand_backbone": "expand_backbone::test_two_levels_of_two_by_hand",
+    "trees/expand_level": "growing_trees::test_given_entries_of_a_level_of_logits_are_expanded",
+    "trees/gru_step": "gru_step::test_rows_continue_the_states_that_they_name",
     "trees/grow_level": "growing_trees::test_a_request_that_drafts_nothing_has_its_root_alone_and_padding",
     "trees/pairs": "pairs::test_a_cycle_leaves_the_pairs_of_its_path",
     "trees/select_nodes": "select_nodes::test_a_small_tree_by_hand",

@@ -21,10 +21,13 @@
 #include "ops/fused/fused_linear.h"
 #include "ops/fused/gather_norm.h"
 #include "ops/growth/add_delta.h"
+#include "ops/growth/expand_level.h"
 #include "ops/growth/fill_ranks.h"
 #include "ops/growth/grow_level.h"
+#include "ops/growth/gru_step.h"
 #include "ops/growth/pairs.h"
 #include "ops/growth/row_inputs.h"
+#include "ops/growth/select_limited.h"
 #include "ops/growth/text_rows.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
@@ -56,6 +59,9 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<BackboneTrees>(m);
   add_record<CandidateColumns>(m);
   add_record<BeamRows>(m);
+  add_record<VocabularyParts>(m);
+  add_record<LevelLogits>(m);
+  add_record<SelectedTrees>(m);
   add_record<ChainColumns>(m);
   add_record<SeenKeys>(m);
   add_record<TreePlan>(m);
@@ -132,9 +138,11 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<TextRows>(m, "text_rows");
   bind_op<JoinRows>(m, "join_rows");
   bind_op<AddDelta>(m, "add_delta");
+  bind_op<GruStep>(m, "gru_step");
   bind_op<FillRanks>(m, "fill_ranks");
   bind_op<GrowLevel>(m, "grow_level");
-  bind_op<LimitDepths>(m, "limit_depths");
+  bind_op<ExpandLevel>(m, "expand_level");
+  bind_op<SelectLimited>(m, "select_limited");
   bind_op<SelectNodes>(m, "select_nodes");
   bind_op<DrawSiblings>(m, "draw_siblings");
   bind_op<DraftLookup>(m, "draft_lookup");

@@ -253,12 +253,13 @@ struct PackCoded {
 struct GatherRows {
   TensorView weight;  // any format; on CUDA [N, C] as it is
   TensorView ids;     // [M] int32; on CUDA an id that is no row of the weight (-1 for padding) gives zeros
-  TensorView out;     // [M, C] float32, written
+  TensorView out;     // [M, C] float32, written; on CUDA also bfloat16 or float16
 
   Device validate() const {
     Checker check;
     Dim M{"M"}, C{"C"}, N{"N"}, P{"P"};
-    check(out, "out", {DType::kFloat32}, {M, C});
+    for_cuda(weight.device) ? check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, C})
+                            : check(out, "out", {DType::kFloat32}, {M, C});
     for_cuda(weight.device) ? check_row_major(check, weight, "weight", N, C)
                             : check_weight(check, weight, "weight", P, C);
     check(ids, "ids", {DType::kInt32}, {M});

@@ -110,6 +110,25 @@ class BeamRows(NamedTuple):
     ancestors: Tensor
     above: Tensor
 
+class VocabularyParts(NamedTuple):
+    tokens: Tensor
+    scores: Tensor
+    sums: Tensor
+    arrived: Tensor
+
+class LevelLogits(NamedTuple):
+    logits: Tensor
+    delta: Tensor | None
+    confidence: Tensor | None
+
+class SelectedTrees(NamedTuple):
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    kept: Tensor
+    ancestors: Tensor
+    node_counts: Tensor
+
 class ChainColumns(NamedTuple):
     tokens: Tensor
     parents: Tensor
@@ -413,8 +432,10 @@ def linear_norm(
     residual: Tensor,
     norm: Tensor,
     out: Tensor,
+    kept: Tensor | None,
     arrived: Tensor,
     eps: float,
+    place: int,
     variant: int,
 ) -> None: ...
 def linear_rope(
@@ -437,7 +458,16 @@ def coded_linear_argmax(
     x: Tensor, weight: Tensor, form: CodedForm, bias: Tensor | None, ids: Tensor, keys: Tensor, rows: int
 ) -> None: ...
 def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
-def gather_norm(weight: Tensor, ids: Tensor, residual: Tensor, norm: Tensor, out: Tensor, eps: float) -> None: ...
+def gather_norm(
+    weight: Tensor,
+    ids: Tensor,
+    residual: Tensor,
+    norm: Tensor,
+    out: Tensor,
+    kept: Tensor | None,
+    eps: float,
+    place: int,
+) -> None: ...
 def silu_mul(gate_up: Tensor, out: Tensor) -> None: ...
 def clamped_swiglu(gate_up: Tensor, out: Tensor, limit: float, alpha: float) -> None: ...
 def rope_cache(
@@ -643,7 +673,10 @@ def join_rows(
     norms_stream: bool,
     eps: float,
 ) -> None: ...
-def add_delta(x: Tensor, delta: Tensor, sum: Tensor | None, out: Tensor | None, silu: bool) -> None: ...
+def add_delta(x: Tensor | None, delta: Tensor, sum: Tensor | None, out: Tensor | None, silu: bool) -> None: ...
+def gru_step(
+    read: Tensor, kept: Tensor | None, state: Tensor | None, above: Tensor | None, next: Tensor, rounded: Tensor | None
+) -> None: ...
 def fill_ranks(
     best_tokens: Tensor,
     best_scores: Tensor,
@@ -670,8 +703,27 @@ def grow_level(
     first: int,
     first_node: int,
 ) -> None: ...
-def limit_depths(
-    known: Tensor, history_length: Tensor, final_length: Tensor, active: Tensor, limits: Tensor, levels: int
+def expand_level(
+    level: LevelLogits,
+    parts: VocabularyParts,
+    token_ids: Tensor | None,
+    order: Tensor | None,
+    roots: Tensor,
+    known: Tensor,
+    candidates: CandidateColumns,
+    before: BeamRows,
+    after: BeamRows,
+    first: int,
+    first_node: int,
+) -> None: ...
+def select_limited(
+    candidates: CandidateColumns,
+    known: Tensor,
+    history_length: Tensor,
+    final_length: Tensor,
+    active: Tensor,
+    trees: SelectedTrees,
+    levels: int,
 ) -> None: ...
 def select_nodes(
     tokens: Tensor,

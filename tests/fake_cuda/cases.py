@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from specengine.engine.device.cycle_graphs import widths_up_to
 from specengine.models.transformer import Transformer
@@ -66,7 +67,16 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     made |= {name: block_files.write(folder / name, *each) for name, each in blocks.items()}
     glide = {**glide_files.JSON, "num_hidden_layers": 1}
     made["glide"] = glide_files.write(folder / "glide", glide_files.glide_state(glide), glide)
+    for place in made.values():
+        round_weights(place)
     return made
+
+
+def round_weights(folder: Path) -> None:
+    """Gives the matrices of a checkpoint the dtype of its target's, as published ones have it."""
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file({name: t.bfloat16() if t.is_floating_point() else t for name, t in tensors.items()}, file)
 
 
 def launches_of(machine: FakeMachine, target: Transformer, case: Case, folders: dict[str, Path]) -> dict[str, Launches]:

@@ -55,7 +55,7 @@ SAMPLED = (
 PATHS = "path: i32[B,N]  path_length: i32[B]  bonus: i32[B]  relaxed: i32[B]"
 
 OPS = {
-    "gather_rows": Op("weight: float[V,C]  ids: i32[M]  out: f32[M,C]", ("gather_rows",)),
+    "gather_rows": Op("weight: float[V,C]  ids: i32[M]  out: float[M,C]", ("gather_rows",)),
     "linear": Op("x: float[M,C]  weight: float[W,C]  bias?: f32[N]  out: f32[M,N]  masks?: i32[M,W/32]", ("linear",)),
     "linear_argmax": Op(
         "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  masks?: i32[M,W/32]  ids: i32[M]  keys: i64[M]",
@@ -64,7 +64,7 @@ OPS = {
     "linear_silu": Op("x: float[M,C]  weight: float[I+I,C]  bias?: f32[I+I]  out: float[M,I]", ("fused_linear",)),
     "linear_norm": Op(
         "x: float[M,C]  weight: float[N,C]  bias?: f32[N]  residual: f32[M,N]  norm: f32[N]  out: float[M,N]  "
-        "arrived: i32[counters]",
+        "kept?: f32[M,L,N]  arrived: i32[counters]",
         ("fused_linear",),
     ),
     "linear_rope": Op(
@@ -98,7 +98,8 @@ OPS = {
     ),
     "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
     "gather_norm": Op(
-        "weight: float[V,C]  ids: i32[M]  residual: f32[M,C]  norm: f32[C]  out: float[M,C]", ("gather_norm",)
+        "weight: float[V,C]  ids: i32[M]  residual: f32[M,C]  norm: f32[C]  out: float[M,C]  kept?: f32[M,L,C]",
+        ("gather_norm",),
     ),
     "silu_mul": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("silu_mul",)),
     "clamped_swiglu": Op("gate_up: f32[M,I+I]  out: float[M,I]", ("clamped_swiglu",)),
@@ -136,7 +137,7 @@ OPS = {
     ),
     "keep_pairs": Op(
         "rows: f32[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  history_length: i32[B]  "
-        "kept: f32[slots,R,C]  counts: i32[slots]  first: i32[slots]",
+        "kept: float[slots,R,C]  counts: i32[slots]  first: i32[slots]",
         ("keep_pairs",),
     ),
     "keep_last": Op(
@@ -144,7 +145,12 @@ OPS = {
         "known: i32[slots]",
         ("keep_last",),
     ),
-    "add_delta": Op("x: f32[M,C]  delta: f32[M,C]  sum?: f32[M,C]  out?: float[M,C]", ("add_delta",)),
+    "add_delta": Op("x?: f32[M,C]  delta: f32[M,C]  sum?: f32[M,C]  out?: float[M,C]", ("add_delta",)),
+    "gru_step": Op(
+        "read: f32[R,parts]  kept?: f32[S,parts]  state?: f32[S,G]  above?: i64[R]  next: f32[R,G]  "
+        "rounded?: float[R,G]",
+        ("gru_step",),
+    ),
     "fill_ranks": Op(
         "best_tokens: i32[R,k]  best_scores: f32[R,k]  token_ids?: i32[V]  ranks: i32[N]  parents: i32[N]  "
         "depths: i32[N]  history: i32[B,T]  history_length: i32[B]  tokens: i32[B,N+1]  parents: i32[B,N+1]  "
@@ -169,9 +175,19 @@ OPS = {
         "depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",
         ("grow_level",),
     ),
-    "limit_depths": Op(
-        "known: i32[B]  history_length: i32[B]  final_length: i32[B]  active: i32[B]  limits: i32[B]",
-        ("limit_depths",),
+    "expand_level": Op(
+        "logits: f32[rows,V]  delta?: f32[R,V]  confidence?: f32[chances]  tokens: i32[R,S,k]  scores: f32[R,S,k]  "
+        "sums: f32[R,S]  arrived: i32[B]  "
+        "token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  "
+        "depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  tokens: i32[R]  depths: i32[R]  ancestors: i32[R,W]  "
+        "above: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",
+        ("expand_level",),
+    ),
+    "select_limited": Op(
+        "tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  known: i32[B]  "
+        "history_length: i32[B]  final_length: i32[B]  active: i32[B]  tokens: i32[B,N]  parents: i32[B,N]  "
+        "depths: i32[B,N]  kept: i32[B,N]  ancestors: i32[B,N,N/32]  node_counts: i32[B]",
+        ("select_nodes",),
     ),
     "draft_lookup": Op(
         "history: i32[B,T]  history_length: i32[B]  final_length: i32[B]  active: i32[B]  tokens: i32[M]  "

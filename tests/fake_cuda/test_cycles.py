@@ -10,7 +10,8 @@ from tests.fake_cuda.cases import CASES, DRAFTERS, launches_of, recorded, totals
 from tests.fake_cuda.refused import Refused
 
 PLAIN = 10  # launches that a cycle of width 1 may have beyond plain decoding: hidden states are kept
-AROUND = 10  # launches of plain decoding outside of its layers
+AROUND = 8  # launches of plain decoding outside of its layers
+CHAIN_OF_7 = 60  # launches that EAGLE-3 adds to plain decoding for a chain of seven
 GROWN = "more launches than tests/fake_cuda/launches.json; if they are needed: python -m tests.fake_cuda.record"
 CHAINS = {"eagle3, a chain of 7": 7, "eagle": 3, "glide": 4}  # levels of drafters that make a pass for each
 
@@ -51,6 +52,11 @@ def test_no_level_is_drafted_that_a_width_has_no_room_for(machine, folders, name
 def test_a_layer_of_plain_decoding_has_five_launches(machine, folders):
     layers = machine.target().config.num_layers
     assert of_one_request(machine, folders, "none", 1).total <= 5 * layers + AROUND
+
+
+def test_a_chain_of_seven_adds_few_launches(machine, folders):
+    plain = of_one_request(machine, folders, "none", 1).total
+    assert of_one_request(machine, folders, "eagle3, a chain of 7", 8).total <= plain + CHAIN_OF_7
 
 
 class Careless(NoneDrafter):

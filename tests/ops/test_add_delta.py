@@ -24,6 +24,12 @@ def test_a_sum_may_lie_where_its_rows_do(cuda_backend):
     assert rows.cpu().equal(x + delta) and out.cpu().equal(x + delta)
 
 
+def test_rows_may_be_zeros(cuda_backend):
+    delta = torch.randn(3, 8)
+    out = add_delta(None, cuda_backend.put(delta), torch.float32, silu=True)
+    torch.testing.assert_close(out.cpu(), functional.silu(delta), rtol=1e-6, atol=1e-6)
+
+
 def test_sizes_that_do_not_fit_are_refused(cuda_backend):
-    with pytest.raises(ValueError, match=r"^delta: "):
+    with pytest.raises(ValueError, match=r"^x: "):
         add_delta(cuda_backend.put(torch.zeros(3, 8)), cuda_backend.put(torch.zeros(2, 8)), torch.float32)

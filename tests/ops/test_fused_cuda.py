@@ -56,10 +56,12 @@ def test_a_norm_behind_the_embedding(cuda_backend, dtype):
         norm = cuda_backend.put(randn(columns, seed=8))
         residual, expected_residual = (torch.full((4, columns), torch.nan, device=ids.device) for _ in range(2))
         out, expected = (torch.empty(4, columns, dtype=out_dtype, device=ids.device) for _ in range(2))
-        assert fused_of(cuda_backend, 0)[0].gather_norm(table, ids, residual, norm, out, EPS)
+        kept = torch.zeros(4, 3, columns, device=ids.device)
+        assert fused_of(cuda_backend, 0)[0].gather_norm(table, ids, residual, norm, out, EPS, (kept, 1))
         gather_rows(table, ids, expected_residual)
         rms_norm(expected_residual, None, norm, expected, EPS)
         assert torch.equal(residual, expected_residual) and torch.equal(out, expected)
+        assert torch.equal(kept[:, 1], residual) and not kept[:, ::2].any()
 
 
 @every_dtype
@@ -87,11 +89,13 @@ def test_a_norm_behind_its_product(cuda_backend, dtype, variant, schedule):
         fused, arrived = fused_of(cuda_backend, variant)
         residual, expected_residual = cuda_backend.put(start.clone()), cuda_backend.put(start.clone())
         out, expected = (torch.empty(m, n, dtype=out_dtype, device=x.device) for _ in range(2))
-        for _ in range(2):  # counters are zeros again
-            assert fused.norm(x, layer, residual, norm, out, EPS)
+        kept = torch.zeros(m, 2, n, device=x.device)
+        for place in range(2):  # counters are zeros again
+            assert fused.norm(x, layer, residual, norm, out, EPS, (kept, place))
             rms_norm(expected_residual, linear_cuda(x, layer, Always(variant)), norm, expected, EPS)
             assert torch.equal(residual, expected_residual) and torch.equal(out, expected)
-        assert not arrived.any()
+            assert torch.equal(kept[:, place], residual)
+        assert not torch.equal(kept[:, 0], kept[:, 1]) and not arrived.any()
 
 
 @every_variant
@@ -160,13 +164,16 @@ def test_bad_arguments_are_refused_by_name(cuda_backend):
     residual, norm, out = (torch.zeros(*shape, device=x.device) for shape in ((8, 40), (40,), (8, 40)))
     counters = torch.zeros(1, dtype=torch.int32, device=x.device)
     good = {"x": x, "weight": weight, "bias": None, "residual": residual, "norm": norm, "out": out}
-    good |= {"arrived": counters, "eps": EPS, "variant": 0}
+    kept = torch.zeros(8, 3, 40, device=x.device)
+    good |= {"kept": kept, "arrived": counters, "eps": EPS, "place": 0, "variant": 0}
     core.linear_norm(**good)
     for changes, message in (
         ({"x": torch.zeros(9, 72, device=x.device)}, "x: expected at most 8 rows, got 9"),
         ({"arrived": counters[:0]}, "arrived: expected at least 1 counter, got 0"),
         ({"out": out.half()}, "out: expected dtype float32"),
         ({"norm": norm[:39]}, "norm: "),
+        ({"kept": kept[:, :, :39].contiguous()}, "kept: "),
+        ({"place": 3}, "place: expected 0 to 2, got 3"),
         ({"variant": 9}, "variant: expected 0 to "),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):

@@ -8,8 +8,12 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.dynamic import DynamicTrees
+from specengine.drafters.block.head import Children
 from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
-from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan, limit_depths
+from specengine.ops.expand_backbone import expand_backbone
+from specengine.ops.growth import level_trees
+from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan, select_limited
+from specengine.ops.select_nodes import SelectedTrees, select_nodes
 
 VOCAB = 40
 
@@ -130,7 +134,15 @@ def test_depths_are_limited_by_what_may_be_committed(cuda_backend):
         cuda_backend.put(ints(column))
         for column in ([1, 1, 0, 1, 3], [5, 5, 5, 5, 9], [40, 8, 40, 40, 9], [1, 1, 1, 0, 1])
     )
-    assert limit_depths(known, length, final, active, 4).tolist() == [4, 2, 0, -1, 0]
+    chain = ints([[*range(7)]] * 5)
+    columns = [cuda_backend.put(each) for each in (chain + 20, chain - 1, chain, -chain.float())]
+    trees = SelectedTrees.empty(5, 8, cuda_backend.device)
+    assert select_limited(columns, known, length, final, active, 4, trees) is trees
+    assert trees.node_counts.tolist() == [5, 3, 1, 0, 1]
+    expected = SelectedTrees.empty(5, 8, cuda_backend.device)
+    select_nodes(*columns, cuda_backend.put(ints([4, 2, 0, -1, 0])), expected)
+    for ours, theirs in zip(vars(trees).values(), vars(expected).values(), strict=True):
+        assert ours.equal(theirs)
 
 
 def test_sizes_that_do_not_fit_are_refused(cuda_backend):
@@ -141,7 +153,7 @@ def test_sizes_that_do_not_fit_are_refused(cuda_backend):
     with pytest.raises(ValueError, match=r"^after.beam: 2 rows of 1 candidates"):
         trees.grow(short)
     with pytest.raises(ValueError, match=r"^levels: expected 0 or more, got -1"):
-        limit_depths(one, one, one, one, -1)
+        select_limited(trees.columns, one, one, one, one, -1, SelectedTrees.empty(1, 3, cuda_backend.device))
     wide = best(cuda_backend, torch.zeros(1, 9, dtype=torch.int32), torch.zeros(1, 9))
     with pytest.raises(ValueError, match=r"^first: 9 candidates from column 1 on do not fit into columns 1 to 6"):
         trees.grow(wide)
@@ -169,3 +181,135 @@ def test_a_child_of_a_candidate_that_does_not_exist_is_none_either(cuda_backend)
     for token in (-1, 5):
         trees.grow(best(cuda_backend, torch.tensor([[token]], dtype=torch.int32), torch.zeros(1, 1)))
     assert trees.columns[2].tolist() == [[0, -1, -1]]
+
+
+def grown_both_ways(backend, batch, levels, children, beam, vocab, logits_of, *, idle=(), orders=None):
+    """Trees of logits in one launch a level, and in two; rows and candidates have to be the same bits."""
+    words = -(-(1 + levels * beam) // 32)
+    sizes = (batch, levels, children, beam, words, backend.device)
+    plan = GrowthPlan.of(*sizes) if orders is None else GrowthPlan.ordered(batch, children, orders, words)
+    known = torch.ones(batch, dtype=torch.int32)
+    known[list(idle)] = 0
+    roots, known = backend.put(torch.arange(batch, dtype=torch.int32)[:, None]), backend.put(known)
+    token_ids = backend.put(torch.randperm(vocab, dtype=torch.int32) + 100)
+    one, two = (GrowingTrees(plan, roots, known, token_ids) for _ in range(2))
+    count = batch
+    for level in range(levels):
+        logits = backend.put(logits_of(level, count))
+        likeliest = expand_backbone(
+            logits[:, None], torch.zeros(count, dtype=torch.int32).to(logits.device), [children]
+        )
+        ours, theirs = one.expand(logits), two.grow(likeliest)
+        if theirs is None:
+            break
+        for name in ("tokens", "depths", "ancestors"):
+            assert getattr(ours, name).equal(getattr(theirs, name)), name
+        assert ours.above[ours.depths >= 0].equal(theirs.above[ours.depths >= 0])
+        count = len(theirs.tokens)
+    assert ours is None
+    alive = two.columns[2] >= 0
+    for name, found, expected in zip(("tokens", "parents", "depths", "scores"), one.columns, two.columns, strict=True):
+        assert torch.where(alive, found, 0).equal(torch.where(alive, expected, 0)), name
+    assert one.columns[2].equal(two.columns[2])
+    assert not plan.arrived.any()
+    return one.columns
+
+
+@pytest.mark.parametrize(
+    "batch, levels, children, beam, vocab",
+    [(1, 7, 1, 1, 300), (2, 3, 3, 2, 9000), (3, 3, 4, 4, 50), (1, 2, 20, 20, 40), (2, 2, 2, 2, 20000)],
+)
+@pytest.mark.parametrize("coarse", [False, True], ids=["", "ties"])
+def test_a_level_of_logits_is_that_of_its_likeliest_children(
+    cuda_backend, batch, levels, children, beam, vocab, coarse
+):
+    def logits_of(level, rows):
+        drawn = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(level)) * 3
+        return drawn.round() if coarse else drawn
+
+    grown_both_ways(cuda_backend, batch, levels, children, beam, vocab, logits_of)
+
+
+def test_logits_of_an_idle_request_are_not_read_and_those_without_a_distribution_have_no_children(cuda_backend):
+    def logits_of(level, rows):
+        logits = torch.randn(rows, 60, generator=torch.Generator().manual_seed(level))
+        if level == 1:
+            logits[0, 7] = torch.nan
+            logits[3] = -torch.inf
+        return logits
+
+    depths = grown_both_ways(cuda_backend, 3, 3, 2, 2, 60, logits_of, idle=(1,))[2].tolist()
+    assert depths[0].count(2) == 2 and depths[2].count(2) == 2 and set(depths[1]) == {0, -1}
+
+
+def test_given_entries_of_a_level_of_logits_are_expanded(cuda_backend):
+    orders = [cuda_backend.put(ints(order)) for order in ([2, 0], [1, 4, 5])]
+    drawn = torch.randn(9, 70, generator=torch.Generator().manual_seed(1))
+    grown_both_ways(cuda_backend, 1, 3, 3, 3, 70, lambda _, rows: drawn[:rows], orders=orders)
+
+
+@pytest.mark.parametrize("schedule", [0, 1, 2])
+def test_a_level_does_not_depend_on_the_order_of_its_blocks(cuda_backend, schedule):
+    if cuda_backend.name == "sim":
+        level_trees._C.set_schedule(schedule)
+    drawn = torch.randn(4, 30000, generator=torch.Generator().manual_seed(2))
+    grown_both_ways(cuda_backend, 2, 2, 2, 2, 30000, lambda _, rows: drawn[:rows])
+
+
+def test_logits_and_room_that_do_not_fit_are_refused(cuda_backend):
+    plan = GrowthPlan.of(1, 2, 2, 2, 1, cuda_backend.device)
+    one = cuda_backend.put(ints([1]))
+    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
+    with pytest.raises(ValueError, match=r"^logits: expected 1 rows or 1, got 2"):
+        trees.expand(cuda_backend.put(torch.zeros(2, 9)))
+    with pytest.raises(ValueError, match=r"^parts.tokens: width 2, expected 1 to Vd=1"):
+        trees.expand(cuda_backend.put(torch.zeros(1, 1)))
+
+
+def test_the_first_rows_may_continue_others_than_those_of_their_numbers(cuda_backend):
+    one, origin = cuda_backend.put(ints([1, 1])), cuda_backend.put(torch.tensor([4, 9]))
+    logits = cuda_backend.put(torch.randn(2, 30, generator=torch.Generator().manual_seed(3)))
+    for beam, expected in ((1, [4, 9]), (2, [4, 4, 9, 9])):
+        plan = GrowthPlan.of(2, 3, beam, beam, 1, cuda_backend.device)
+        rows = GrowingTrees(plan, one[:, None].contiguous(), one, None, origin).expand(logits)
+        assert rows is not None and not rows.in_place and rows.above.tolist() == expected
+
+
+def test_rows_of_a_request_may_share_logits_to_which_each_adds_its_own(cuda_backend):
+    put, one = cuda_backend.put, cuda_backend.put(ints([1, 1]))
+    plan = GrowthPlan.of(2, 2, 3, 3, 1, cuda_backend.device)
+    drawn = torch.Generator().manual_seed(5)
+    base, delta = torch.randn(2, 9000, generator=drawn), torch.randn(6, 9000, generator=drawn)
+    shared, summed = (GrowingTrees(plan, one[:, None].contiguous(), one, None) for _ in range(2))
+    for trees in (shared, summed):
+        trees.expand(put(base))
+    assert shared.expand(put(base), put(delta)) is None
+    assert summed.expand(put(base.repeat_interleave(3, 0) + delta)) is None
+    for ours, theirs in zip(shared.columns, summed.columns, strict=True):
+        assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["of a request", "of a row"])
+def test_a_confidence_is_the_chance_of_the_first_child(cuda_backend, each):
+    put, one = cuda_backend.put, cuda_backend.put(ints([1, 1]))
+    plan = GrowthPlan.of(2, 2, 3, 2, 1, cuda_backend.device)
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(6)) * 2
+    logits[3, 7] = 40.0  # as good as certain: the others share what the confidence leaves, and not more
+    sure = torch.tensor([0.3, -60.0, 2.0, -0.5] if each else [0.3, -0.5])
+    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
+    rows = trees.expand(put(logits[:2]))
+    before = trees.columns[3][:, 1:3].flatten().cpu()  # of the best two, in order
+    assert rows is not None and trees.expand(put(logits), confidence=put(sure)) is None
+    best = expand_backbone(logits[:, None], torch.zeros(4, dtype=torch.int32), [3])
+    given = sure if each else sure.repeat_interleave(2)
+    expected = Children(best.tokens[:, 1:], best.scores[:, 1:], None, given.sigmoid()).scores
+    found = trees.columns[3][:, 4:].reshape(4, 3).cpu() - before[:, None]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_confidences_that_do_not_fit_are_refused(cuda_backend):
+    plan = GrowthPlan.of(2, 2, 2, 2, 1, cuda_backend.device)
+    one = cuda_backend.put(ints([1, 1]))
+    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
+    with pytest.raises(ValueError, match=r"^confidence: expected 2 entries or 2, got 3"):
+        trees.expand(cuda_backend.put(torch.zeros(2, 9)), confidence=cuda_backend.put(torch.zeros(3)))

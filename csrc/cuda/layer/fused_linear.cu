@@ -40,6 +40,8 @@ struct NormEnd {
   float* residual;
   const float* norm;
   Out* out;
+  float* kept;  // nullptr: nowhere
+  int64_t kept_step;
   int* arrived;
   int rows, columns;
   float eps;
@@ -48,7 +50,9 @@ struct NormEnd {
   __device__ void take(int row, int column, float value) const {
     if (row >= rows || column >= columns) return;
     if (bias != nullptr) value += bias[column];
-    residual[static_cast<int64_t>(row) * columns + column] += value;
+    float& stream = residual[static_cast<int64_t>(row) * columns + column];
+    stream = value += stream;
+    if (kept != nullptr) kept[row * kept_step + column] = value;
   }
   __device__ void finish(int, uint4* shared) const {
     if (!is_last_to_arrive(arrived, static_cast<int>(gridDim.x))) return;
@@ -145,8 +149,8 @@ template <typename Weight, typename Out>
 void run_norm(const LinearNorm& op) {
   launch_end<Weight>("linear_norm", op,
                      NormEnd<Out>{op.bias.as<float>(), op.residual.as<float>(), op.norm.as<float>(), op.out.as<Out>(),
-                                  op.arrived.as<int>(), static_cast<int>(op.x.shape[0]),
-                                  static_cast<int>(op.weight.shape[0]), op.eps});
+                                  kept_layer(op.kept, op.place), kept_step(op.kept), op.arrived.as<int>(),
+                                  static_cast<int>(op.x.shape[0]), static_cast<int>(op.weight.shape[0]), op.eps});
 }
 
 void run_cuda(const LinearNorm& op) {

@@ -2,11 +2,18 @@
 // the number of columns alone: thread t of norm_threads adds every so many groups of four columns, warps add their
 // lanes, and the row adds its warps in order.
 #pragma once
+#include "base/check.h"
 #include "base/host_device.h"
 #include "cuda/base/four_columns.cuh"
 #include "cuda/base/reduce.cuh"
 
 namespace specengine {
+
+// The layer `place` of an optional [M, L, C], and from row to row.
+inline float* kept_layer(const OptionalTensor& kept, int64_t place) {
+  return kept.given() ? kept.as<float>() + place * kept.shape[2] : nullptr;
+}
+inline int64_t kept_step(const OptionalTensor& kept) { return kept.given() ? kept.shape[1] * kept.shape[2] : 0; }
 
 constexpr int kMostThreads = 1024;
 constexpr int kHeld = 4;  // groups that a thread keeps in registers

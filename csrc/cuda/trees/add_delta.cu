@@ -14,7 +14,8 @@ __global__ void __launch_bounds__(kThreads)
   wait_for_previous_kernel();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= count) return;
-  const float added = delta[i], total = x[i] + (silu ? added / (1.0f + expf(-added)) : added);
+  const float own = delta[i], added = silu ? own / (1.0f + expf(-own)) : own;
+  const float total = x == nullptr ? added : x[i] + added;
   if (sum != nullptr) sum[i] = total;
   if (out != nullptr) out[i] = from_float<Out>(total);
 }
@@ -22,13 +23,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void run_cuda(const AddDelta& op) {
-  const int64_t count = op.x.numel();
+  const int64_t count = op.delta.numel();
   if (count == 0) return;
-  const DeviceGuard guard(op.x.device_id);
+  const DeviceGuard guard(op.delta.device_id);
   const unsigned blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
   with_float_type(op.out.given() ? op.out.dtype : DType::kFloat32, [&](auto to) {
     using Out = decltype(to);
-    launch({"add_delta", blocks, kThreads, 0, op.x.stream}, add_delta_kernel<Out>, op.x.as<float>(),
+    launch({"add_delta", blocks, kThreads, 0, op.delta.stream}, add_delta_kernel<Out>, op.x.as<float>(),
            op.delta.as<float>(), op.sum.as<float>(), op.out.as<Out>(), count, op.silu);
   });
 }

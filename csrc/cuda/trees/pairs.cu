@@ -33,17 +33,19 @@ __global__ void __launch_bounds__(kThreads) pair_rows_kernel(Waiting from, Chain
   }
 }
 
+template <typename Kept>
 struct Keep {
   const float* rows;
   const int *row_start, *path, *path_length, *history_length;
-  float* kept;
+  Kept* kept;
   int *counts, *first;
   int64_t columns;
   int nodes, room;
   bool add;
 };
 
-__global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep op) {
+template <typename Kept>
+__global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep<Kept> op) {
   wait_for_previous_kernel();
   const int b = blockIdx.x, i = blockIdx.y, length = op.path_length[b];
   const int before = op.add ? op.counts[b] : 0;
@@ -51,8 +53,8 @@ __global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep op) {
   if (i < count) {
     const int64_t row = op.row_start[b] + max(op.path[static_cast<int64_t>(b) * op.nodes + i], 0);
     const float* from = op.rows + row * op.columns;
-    float* to = op.kept + (static_cast<int64_t>(b) * op.room + before + i) * op.columns;
-    for (int64_t c = threadIdx.x; c < op.columns; c += kThreads) to[c] = from[c];
+    Kept* to = op.kept + (static_cast<int64_t>(b) * op.room + before + i) * op.columns;
+    for (int64_t c = threadIdx.x; c < op.columns; c += kThreads) to[c] = from_float<Kept>(from[c]);
   }
   if (i > 0) return;
   __syncthreads();  // all threads have read the count
@@ -97,13 +99,16 @@ void run_cuda(const KeepPairs& op) {
   const DeviceGuard guard(op.rows.device_id);
   const int64_t B = op.path.shape[0], N = op.path.shape[1], room = op.kept.shape[1];
   if (B == 0 || N == 0 || room == 0) return;
-  const Keep keep{op.rows.as<float>(),      op.row_start.as<int>(),      op.path.as<int>(),
-                  op.path_length.as<int>(), op.history_length.as<int>(), op.kept.as<float>(),
-                  op.counts.as<int>(),      op.first.as<int>(),          op.rows.shape[1],
-                  static_cast<int>(N),      static_cast<int>(room),      op.add};
   const unsigned pairs = static_cast<unsigned>(op.add ? 1 : N < room ? N : room);
-  launch({"keep_pairs", dim3(static_cast<unsigned>(B), pairs), dim3(kThreads), 0, op.rows.stream}, keep_pairs_kernel,
-         keep);
+  with_float_type(op.kept.dtype, [&](auto zero) {
+    using Kept = decltype(zero);
+    const Keep<Kept> keep{op.rows.as<float>(),      op.row_start.as<int>(),      op.path.as<int>(),
+                          op.path_length.as<int>(), op.history_length.as<int>(), op.kept.as<Kept>(),
+                          op.counts.as<int>(),      op.first.as<int>(),          op.rows.shape[1],
+                          static_cast<int>(N),      static_cast<int>(room),      op.add};
+    launch({"keep_pairs", dim3(static_cast<unsigned>(B), pairs), dim3(kThreads), 0, op.rows.stream},
+           keep_pairs_kernel<Kept>, keep);
+  });
 }
 
 void run_cuda(const KeepLast& op) {

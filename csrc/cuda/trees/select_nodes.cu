@@ -1,6 +1,6 @@
 // A block owns a request. Its threads hold the keys of the candidates and find, bit by bit, the highest threshold that
 // enough keys reach. Then each thread numbers and writes one node. Floor: the candidates once.
-#include "ops/select_nodes.h"
+#include "ops/growth/select_limited.h"
 
 #include "cuda/base/arch.cuh"
 #include "cuda/base/reduce.cuh"
@@ -14,10 +14,23 @@ constexpr int kOwn = kMaxCandidates / kThreads;  // candidates of a thread: i, i
 constexpr int kWords = kMaxCandidates / 32;
 static_assert(kMaxNodes <= kThreads && kWords <= kThreads);
 
+// The deepest depth of each request's nodes; below 0: it is idle.
+struct Depths {
+  const int* limits;  // nullptr: those of SelectLimited
+  const int *known, *history_length, *final_length, *active;
+  int levels;
+
+  __device__ int of(int b) const {
+    if (limits != nullptr) return limits[b];
+    if (active[b] == 0) return -1;
+    return known[b] > 0 ? min(levels, max(final_length[b] - history_length[b] - 1, 0)) : 0;
+  }
+};
+
 struct Select {
   const int *tokens, *parents, *depths;
   const float* scores;
-  const int* limits;
+  Depths deepest;
   int *out_tokens, *out_parents, *out_depths, *kept;
   unsigned* ancestors;
   int* node_counts;
@@ -78,7 +91,7 @@ __global__ void __launch_bounds__(kThreads) select_nodes_kernel(Select op) {
   SPECENGINE_SHARED(unsigned, rooted, kWarps);     // bit t: a path leads from the root to chosen candidate t
   SPECENGINE_SHARED(int, node_of, kThreads);
   wait_for_previous_kernel();
-  const int b = blockIdx.x, t = threadIdx.x, warp = t / kWarp, lane = t % kWarp, limit = op.limits[b];
+  const int b = blockIdx.x, t = threadIdx.x, warp = t / kWarp, lane = t % kWarp, limit = op.deepest.of(b);
   const int64_t first = static_cast<int64_t>(b) * op.candidates;
   const int *parents = op.parents + first, *depths = op.depths + first;
 
@@ -155,9 +168,7 @@ __global__ void __launch_bounds__(kThreads) select_nodes_kernel(Select op) {
   }
 }
 
-}  // namespace
-
-void run_cuda(const SelectNodes& op) {
+void launch_select(const SelectNodes& op, const Depths& deepest) {
   const int64_t B = op.limits.shape[0];
   if (B == 0) return;
   const DeviceGuard guard(op.limits.device_id);
@@ -165,7 +176,7 @@ void run_cuda(const SelectNodes& op) {
                       op.parents.as<int>(),
                       op.depths.as<int>(),
                       op.scores.as<float>(),
-                      op.limits.as<int>(),
+                      deepest,
                       op.out_tokens.as<int>(),
                       op.out_parents.as<int>(),
                       op.out_depths.as<int>(),
@@ -177,6 +188,18 @@ void run_cuda(const SelectNodes& op) {
                       static_cast<int>(op.ancestors.shape[2])};
   launch({"select_nodes", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.limits.stream}, select_nodes_kernel,
          select);
+}
+
+}  // namespace
+
+void run_cuda(const SelectNodes& op) {
+  launch_select(op, {op.limits.as<int>(), nullptr, nullptr, nullptr, nullptr, 0});
+}
+
+void run_cuda(const SelectLimited& op) {
+  launch_select(op.with_limits(op.known),
+                {nullptr, op.known.as<int>(), op.history_length.as<int>(), op.final_length.as<int>(),
+                 op.active.as<int>(), static_cast<int>(op.levels)});
 }
 
 }  // namespace specengine

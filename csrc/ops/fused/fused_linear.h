@@ -1,6 +1,7 @@
 // Linear layers that end with the op behind them, on CUDA: one launch instead of two, with the bits of the two. A
 // weight of floats and at most kMostFusedRows rows.
 #pragma once
+#include "ops/fused/gather_norm.h"
 #include "ops/layer.h"
 #include "ops/linear.h"
 
@@ -46,9 +47,10 @@ struct LinearNorm {
   TensorView residual;  // [M, N] float32, written
   TensorView norm;      // [N] float32
   TensorView out;       // [M, N], float32 or the weight's dtype; written
+  OptionalTensor kept;  // [M, L, N] float32, whose layer `place` becomes the residual
   TensorView arrived;   // [counters] int32, workspace, 0 before and after
   float eps;
-  int64_t variant = 0;
+  int64_t place, variant = 0;
 
   Device validate() const {
     Checker check;
@@ -58,6 +60,7 @@ struct LinearNorm {
     check(norm, "norm", {DType::kFloat32}, {N});
     check(out, "out", {DType::kFloat32, weight.dtype}, {M, N});
     check(arrived, "arrived", {DType::kInt32}, {counters});
+    check_kept(check, kept, place, M, N);
     if (N % 4 != 0) fail("weight: expected a multiple of 4 rows, got ", N.value);
     check_aligned(residual, "residual"), check_aligned(norm, "norm"), check_aligned(out, "out");
     if (counters < 1) fail("arrived: expected at least 1 counter, got ", counters.value);

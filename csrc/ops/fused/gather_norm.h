@@ -4,6 +4,13 @@
 
 namespace specengine {
 
+// Checks kept [M, L, C], of whose L layers `place` is written.
+inline void check_kept(Checker& check, const OptionalTensor& kept, int64_t place, Dim& M, Dim& C) {
+  Dim L{"L"};
+  check.optional(kept, "kept", {DType::kFloat32}, {M, L, C});
+  if (kept.given() && (place < 0 || place >= L)) fail("place: expected 0 to ", L - 1, ", got ", place);
+}
+
 // residual = rows `ids` of an embedding; out = their norm: GatherRows, then RmsNorm. On CUDA alone.
 struct GatherNorm {
   TensorView weight;    // [V, C] float32 | bfloat16 | float16
@@ -11,7 +18,9 @@ struct GatherNorm {
   TensorView residual;  // [M, C] float32, written
   TensorView norm;      // [C] float32
   TensorView out;       // [M, C] float32 | bfloat16 | float16, written
+  OptionalTensor kept;  // [M, L, C] float32, whose layer `place` becomes the residual
   float eps;
+  int64_t place;
 
   Device validate() const {
     Checker check;
@@ -22,6 +31,7 @@ struct GatherNorm {
     check(residual, "residual", {DType::kFloat32}, {M, C});
     check(norm, "norm", {DType::kFloat32}, {C});
     check(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, C});
+    check_kept(check, kept, place, M, C);
     if (C % 4 != 0) fail("weight: expected a multiple of 4 columns, got ", C.value);
     check_aligned(residual, "residual"), check_aligned(norm, "norm"), check_aligned(out, "out");
     return check.device();

@@ -6,7 +6,7 @@ namespace specengine {
 
 // sum = x + delta, or x + silu(delta); out is the same in another dtype.
 struct AddDelta {
-  TensorView x;        // [M, C] float32
+  OptionalTensor x;    // [M, C] float32; None: zeros
   TensorView delta;    // [M, C] float32
   OptionalTensor sum;  // [M, C] float32, written; x or delta may lie there
   OptionalTensor out;  // [M, C] float32 | bfloat16 | float16, written
@@ -15,8 +15,8 @@ struct AddDelta {
   Device validate() const {
     Checker check;
     Dim M{"M"}, C{"C"};
-    check(x, "x", {DType::kFloat32}, {M, C});
     check(delta, "delta", {DType::kFloat32}, {M, C});
+    check.optional(x, "x", {DType::kFloat32}, {M, C});
     check.optional(sum, "sum", {DType::kFloat32}, {M, C});
     check.optional(out, "out", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, C});
     return check.device();

@@ -24,6 +24,38 @@ struct BeamRows {
   TensorView above;      // [B * w] int64, the rows of the parents in the level before
 };
 
+// Checks what an op that grows a level says of it; returns how many rows have k children each.
+template <typename Op>
+int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
+  Dim M{"M"}, V{"Vd"}, w{"w"}, next{"w'"}, rows{"B * w'"}, W{"W"};
+  check(op.roots, "roots", {DType::kInt32}, {B, 1});
+  check(op.known, "known", {DType::kInt32}, {B});
+  check(op.before.beam, "before.beam", {DType::kInt32}, {B, w});
+  check.optional(op.token_ids, "token_ids", {DType::kInt32}, {V});
+  check(op.candidates.tokens, "candidates.tokens", {DType::kInt32}, {B, M});
+  check(op.candidates.parents, "candidates.parents", {DType::kInt32}, {B, M});
+  check(op.candidates.depths, "candidates.depths", {DType::kInt32}, {B, M});
+  check(op.candidates.scores, "candidates.scores", {DType::kFloat32}, {B, M});
+  check(op.before.ancestors, "before.ancestors", {DType::kInt32}, {B * w, W});
+  check(op.after.beam, "after.beam", {DType::kInt32}, {B, next});
+  check(op.after.tokens, "after.tokens", {DType::kInt32}, {rows});
+  check(op.after.depths, "after.depths", {DType::kInt32}, {rows});
+  check(op.after.ancestors, "after.ancestors", {DType::kInt32}, {rows, W});
+  check(op.after.above, "after.above", {DType::kInt64}, {rows});
+  check.optional(op.order, "order", {DType::kInt32}, {next});
+  const int64_t level = w * k, first = op.first, first_node = op.first_node;
+  if (rows != B * next) fail("after.tokens: expected ", B * next, " rows, got ", rows.value);
+  if (first < 1 || first + level > M) {
+    fail("first: ", level, " candidates from column ", first, " on do not fit into columns 1 to ", M - 1);
+  }
+  if (M > kMaxCandidates) fail("candidates: ", M.value, " columns, at most ", kMaxCandidates, " are supported");
+  if (next > level) fail("after.beam: ", next.value, " rows of ", level, " candidates");
+  if (first_node < 1 || first_node + next > 32 * W) {
+    fail("first_node: nodes ", first_node, " to ", first_node + next - 1, " do not fit into ", W.value, " words");
+  }
+  return B * w;
+}
+
 // The children of row r of `before` are entries 1 to k of row r of the drafted columns, likeliest first; or of row b,
 // where all rows of request b have the same children. They become the candidates from column `first` on, row after row.
 // Then the best w of them are the rows of `after`, ties to the lower column, numbered `first_node` on; none where w is
@@ -42,65 +74,18 @@ struct GrowLevel {
 
   Device validate() const {
     Checker check;
-    Dim B{"B"}, M{"M"}, R{"rows"}, K{"1 + k"}, V{"Vd"}, w{"w"}, next{"w'"}, rows{"B * w'"}, W{"W"};
+    Dim B{"B"}, R{"rows"}, K{"1 + k"};
     check(roots, "roots", {DType::kInt32}, {B, 1});
-    check(known, "known", {DType::kInt32}, {B});
-    check(before.beam, "before.beam", {DType::kInt32}, {B, w});
     check(best_tokens, "best_tokens", {DType::kInt32}, {R, K});
     check(best_scores, "best_scores", {DType::kFloat32}, {R, K});
-    check.optional(token_ids, "token_ids", {DType::kInt32}, {V});
-    check(candidates.tokens, "candidates.tokens", {DType::kInt32}, {B, M});
-    check(candidates.parents, "candidates.parents", {DType::kInt32}, {B, M});
-    check(candidates.depths, "candidates.depths", {DType::kInt32}, {B, M});
-    check(candidates.scores, "candidates.scores", {DType::kFloat32}, {B, M});
-    check(before.ancestors, "before.ancestors", {DType::kInt32}, {B * w, W});
-    check(after.beam, "after.beam", {DType::kInt32}, {B, next});
-    check(after.tokens, "after.tokens", {DType::kInt32}, {rows});
-    check(after.depths, "after.depths", {DType::kInt32}, {rows});
-    check(after.ancestors, "after.ancestors", {DType::kInt32}, {rows, W});
-    check(after.above, "after.above", {DType::kInt64}, {rows});
-    check.optional(order, "order", {DType::kInt32}, {next});
-    const int64_t level = w * (K - 1);
-    if (R != B * w && R != B) fail("best_tokens: expected ", B * w, " rows or ", B.value, ", got ", R.value);
-    if (rows != B * next) fail("after.tokens: expected ", B * next, " rows, got ", rows.value);
-    if (first < 1 || first + level > M) {
-      fail("first: ", level, " candidates from column ", first, " on do not fit into columns 1 to ", M - 1);
-    }
-    if (M > kMaxCandidates) fail("candidates: ", M.value, " columns, at most ", kMaxCandidates, " are supported");
-    if (next > level) fail("after.beam: ", next.value, " rows of ", level, " candidates");
-    if (first_node < 1 || first_node + next > 32 * W) {
-      fail("first_node: nodes ", first_node, " to ", first_node + next - 1, " do not fit into ", W.value, " words");
-    }
-    return check.device();
-  }
-};
-
-// Limits the depth of each request's tree: `levels` where it is known, 0 where not, at most the tokens that it may
-// still commit besides the bonus token; -1 for an idle request.
-struct LimitDepths {
-  TensorView known;           // [B] int32
-  TensorView history_length;  // [B] int32
-  TensorView final_length;    // [B] int32, history length at which the request ends
-  TensorView active;          // [B] int32, 0: idle
-  TensorView limits;          // [B] int32, written
-  int64_t levels;
-
-  Device validate() const {
-    Checker check;
-    Dim B{"B"};
-    check(known, "known", {DType::kInt32}, {B});
-    check(history_length, "history_length", {DType::kInt32}, {B});
-    check(final_length, "final_length", {DType::kInt32}, {B});
-    check(active, "active", {DType::kInt32}, {B});
-    check(limits, "limits", {DType::kInt32}, {B});
-    if (levels < 0) fail("levels: expected 0 or more, got ", levels);
+    const int64_t rows = check_growth(check, *this, B, K - 1);
+    if (R != rows && R != B) fail("best_tokens: expected ", rows, " rows or ", B.value, ", got ", R.value);
     return check.device();
   }
 };
 
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const GrowLevel&);
-void run_cuda(const LimitDepths&);
 #endif
 
 }  // namespace specengine

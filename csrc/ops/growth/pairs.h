@@ -53,7 +53,7 @@ struct KeepPairs {
   TensorView path;            // [B, N] int32, accepted nodes from the root on
   TensorView path_length;     // [B] int32
   TensorView history_length;  // [B] int32, after the commit
-  TensorView kept;            // [slots, R, C] float32, written: those of the first B slots
+  TensorView kept;            // [slots, R, C] float32 | bfloat16 | float16, written: those of the first B slots
   TensorView counts;          // [slots] int32, written
   TensorView first;           // [slots] int32, written unless pairs are added
   bool add;                   // whether pairs come behind others
@@ -66,7 +66,7 @@ struct KeepPairs {
     check(row_start, "row_start", {DType::kInt32}, {B + 1});
     check(path_length, "path_length", {DType::kInt32}, {B});
     check(history_length, "history_length", {DType::kInt32}, {B});
-    check(kept, "kept", {DType::kFloat32}, {S, R, C});
+    check(kept, "kept", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {S, R, C});
     check(counts, "counts", {DType::kInt32}, {S});
     check(first, "first", {DType::kInt32}, {S});
     if (S < B) fail("kept: ", S.value, " slots cannot hold B=", B.value, " requests");

@@ -126,6 +126,11 @@ class Backbone:
         """Returns the shape of one position of pick()."""
         return (hidden_state_layers, self._parts.target_size)
 
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """fc reads them as they lie."""
+        return self._layer_ops.dtype_for(self._parts.fc)
+
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)

@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
+from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
@@ -35,6 +36,7 @@ from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
+from specengine.ops.growth.fill_ranks import fill_ranks
 from specengine.ops.growth.level_trees import GrowthPlan
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
@@ -77,6 +79,8 @@ class BlockDrafter(ReadsPairs, Drafter):
         self._drafted_levels = 0  # of the last draft
         self._growing: BlockLevels | None = None  # the last drawn trees
         self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
+        chain = RankTree.of([[0] * depth for depth in range(1, self.levels + 1)]) if self.drafts_chains else None
+        self._chain = RankCandidates(chain, target.device) if chain else None
         vocabulary = self.head.vocabulary
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
@@ -168,8 +172,11 @@ class BlockDrafter(ReadsPairs, Drafter):
         waiting = batch.drafter_state.rows(batch)
         self.network.cache_pairs(waiting.pairs, waiting.place, self.pairs.pool)
         draft = self._open(waiting.roots[:, 0], waiting.next, levels)
-        plan = self._plan(batch.size, levels)
-        trees = grow_captured(draft, plan, waiting.roots, waiting.counts, self.head.vocabulary.tokens)
+        token_ids, best = self.head.vocabulary.tokens, draft.all_levels() if self._chain else None
+        if self._chain and best is not None:
+            trees = fill_ranks(best, token_ids, self._chain.columns(levels), batch.history, by_request=False)
+        else:
+            trees = grow_captured(draft, self._plan(batch.size, levels), waiting.roots, waiting.counts, token_ids)
         tokens, parents, depths, scores = trees
         if self.config.threshold:  # of a chain, whose scores add up the logarithms of chances
             sure = (scores[:, 1:] - scores[:, :-1]).exp() >= self.config.threshold

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, level_rows, of_level
 from specengine.drafters.block.vocabulary import Likeliest, Vocabulary
+from specengine.ops.growth.add_delta import add_delta
+from specengine.ops.growth.gru_step import GruState, gru_step
+from specengine.ops.growth.level_trees import GrowingTrees, GrownRows
+from specengine.ops.growth.row_inputs import join_rows
 from specengine.ops.weight import Projection, Weight
 
 GatherRows = Callable[[Weight, torch.Tensor, torch.Tensor], None]
@@ -61,6 +66,27 @@ class GruHead(BlockHead):
         new = torch.tanh(new + torch.sigmoid(reset + kept_reset) * kept_new)
         return (1 - update) * new + update * state
 
+    def captured_state(self, tokens: torch.Tensor, state: GruState | None, above: torch.Tensor | None) -> GruState:
+        """Returns the states behind tokens on CUDA; above: int64 [R], the states before that these continue."""
+        g, linear = self._gru, self.vocabulary.linear
+        rows = torch.empty(len(tokens), g.hidden, dtype=g.read.weights[0].row_dtype, device=tokens.device)
+        self._gather_rows(g.embedding, tokens, rows)
+        kept = None if state is None else linear(state.rounded, g.keep)
+        return gru_step(linear(rows, g.read), kept, state, above, g.keep.weights[0].row_dtype)
+
+    def captured_correction(self, level: int, slots: torch.Tensor, state: GruState) -> torch.Tensor | None:
+        """Returns what a level's logits gain on CUDA, [R, Vd]. slots: [B, hidden]."""
+        g, linear = self._gru, self.vocabulary.linear
+        if level < g.prefix:
+            return None
+        joined = join_rows(slots, state.exact, g.down.weights[0].row_dtype)
+        return linear(add_delta(None, linear(joined, g.down), g.up.weights[0].row_dtype, silu=True), g.up)
+
+    @property
+    def coded(self) -> bool:
+        """Whether its embedding has codes, whose rows another op decodes."""
+        return self._gru.embedding.data.dtype == torch.uint8
+
     def correction(self, level: int, slots: torch.Tensor, state: torch.Tensor) -> torch.Tensor | None:
         """Returns what a level's logits gain, [R, Vd]. slots: [R, hidden].  state: [R, G]."""
         g, linear = self._gru, self.vocabulary.linear
@@ -81,3 +107,12 @@ class _GruDraft(PathDraft):
         slots, logits = (of_level(each, level, owners, len(tokens)) for each in (self._outputs, self._base))
         gain = self._head.correction(level, slots, state)
         return Step(logits if gain is None else logits + gain, state)
+
+    def grow(
+        self, trees: GrowingTrees, level: int, tokens: torch.Tensor, memory: Any, above: torch.Tensor | None
+    ) -> tuple[GrownRows | None, Any]:
+        if self._head.coded:
+            return super().grow(trees, level, tokens, memory, above)
+        state = self._head.captured_state(tokens, memory, above)
+        gain = self._head.captured_correction(level, self._outputs[level], state)
+        return trees.expand(self._base[level], gain), state

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
 from specengine.drafters.block.vocabulary import Best, Likeliest, Vocabulary
+from specengine.ops.growth.level_trees import GrowingTrees, GrownRows
+from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
 
 LEAST = 1e-30  # of a chance that a head estimates, so that its logarithm is finite
@@ -78,6 +81,23 @@ class OpenDraft(ABC):
 
         Nodes of one block that have the same children may share them. The next call may overwrite what is returned.
         """
+
+    def all_levels(self) -> Best | None:
+        """Returns what best() does of every level, row level * B + block; None where children depend on the path."""
+        return None
+
+    def grow(
+        self, trees: GrowingTrees, level: int, tokens: torch.Tensor, memory: Any, above: torch.Tensor | None
+    ) -> tuple[GrownRows | None, Any]:
+        """Adds the children of a level's nodes to trees inside a captured cycle; returns their rows and the memory.
+
+        tokens: int32 [R].  memory: what the level before returned; None at level 0.
+        above: int64 [R], the nodes before that these continue; None: those of their number.
+        """
+        if memory is not None and above is not None:
+            memory = take_rows(memory, above)
+        best, memory = self.best(level, tokens, memory)
+        return trees.grow(best), memory
 
 
 def of_level(values: torch.Tensor, level: int, owners: torch.Tensor | None, rows: int) -> torch.Tensor:
@@ -159,8 +179,11 @@ class _PlainDraft(OpenDraft):
         return Children(own[level, owners], log_probs[level, owners])
 
     def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
-        own, scores = self._best
+        own, scores = (each.view(*self._logits.shape[:2], -1) for each in self._best)
         return Best(own[level], scores[level]), None
+
+    def all_levels(self) -> Best:
+        return self._best
 
     @cached_property
     def _children(self) -> list[torch.Tensor]:
@@ -168,9 +191,9 @@ class _PlainDraft(OpenDraft):
         return [each.view(*self._logits.shape[:2], -1) for each in self._likeliest(self._logits.flatten(0, 1))]
 
     @cached_property
-    def _best(self) -> list[torch.Tensor]:
-        """The same as captured cycles take it, [levels, B, 1 + k] each."""
-        return [each.view(*self._logits.shape[:2], -1) for each in self._likeliest.best(self._logits.flatten(0, 1))]
+    def _best(self) -> Best:
+        """The same as captured cycles take it, [levels * B, 1 + k] each."""
+        return self._likeliest.best(self._logits.flatten(0, 1))
 
 
 class PathDraft(OpenDraft):

@@ -12,7 +12,6 @@ from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters.block.head import OpenDraft
 from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
-from specengine.ops.row_tools import take_rows
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 
 Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, parents, depths, scores
@@ -54,15 +53,12 @@ def grow_captured(
     roots: int32 [B, 1].  known: int32 [B], 0: nothing is drafted for the request.  token_ids: as GrowingTrees takes it.
     """
     trees = GrowingTrees(plan, roots, known, token_ids)
-    tokens, memory = roots.view(-1), None
+    tokens, memory, above = roots.view(-1), None, None
     for level in counted():
-        best, memory = draft.best(level, tokens, memory)
-        rows = trees.grow(best)
+        rows, memory = draft.grow(trees, level, tokens, memory, above)
         if rows is None:
             return trees.columns
-        tokens = rows.tokens
-        if memory is not None and not rows.in_place:
-            memory = take_rows(memory, rows.above)
+        tokens, above = rows.tokens, None if rows.in_place else rows.above
     raise AssertionError  # a plan has a last level
 
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, level_rows, of_level
 from specengine.drafters.block.vocabulary import Likeliest, Linear, Vocabulary
+from specengine.ops.growth.level_trees import GrowingTrees, GrownRows
+from specengine.ops.growth.row_inputs import join_rows
 from specengine.ops.weight import Projection, Weight
 
 KINDS = ("vanilla", "gated", "rnn")
@@ -40,6 +44,11 @@ class Confidence:
     weight: torch.Tensor
     bias: torch.Tensor
     with_markov: bool
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The same as a linear layer of one row."""
+        return Projection((Weight(self.weight[None], 1, "float32"),), self.bias)
 
 
 class MarkovHead(BlockHead):
@@ -74,8 +83,12 @@ class MarkovHead(BlockHead):
         """Returns rows of W1, float32 [R, rank], of tokens int32 [R]."""
         if self.markov is None:
             return None
-        rows = torch.empty(len(tokens), self.markov.rank, device=tokens.device)
-        self._gather_rows(self.markov.before, tokens.clamp(min=0), rows)
+        return self.captured_rows(self.markov, tokens.clamp(min=0), torch.float32)
+
+    def captured_rows(self, markov: Markov, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Returns the same on CUDA in a dtype; -1 gives zeros."""
+        rows = torch.empty(len(tokens), markov.rank, dtype=dtype, device=tokens.device)
+        self._gather_rows(markov.before, tokens, rows)
         return rows
 
     @property
@@ -99,6 +112,23 @@ class _MarkovDraft(PathDraft):
             change, memory = _change(head.markov, head.linear, slots, rows, memory)
             logits = logits + head.linear(change.contiguous(), head.markov.after)
         return Step(logits, memory, _chance(head.confidence, slots, rows))
+
+    def grow(
+        self, trees: GrowingTrees, level: int, tokens: torch.Tensor, memory: Any, above: torch.Tensor | None
+    ) -> tuple[GrownRows | None, Any]:
+        head, markov, sure = self._head, self._head.markov, self._head.confidence
+        if markov is not None and (markov.inner is not None or markov.before.data.dtype == torch.uint8):
+            return super().grow(trees, level, tokens, memory, above)
+        delta, slots = None, self._outputs[level]
+        if markov is not None:
+            rows = head.captured_rows(markov, tokens, markov.after.weights[0].row_dtype)
+            delta = head.linear(rows, markov.after)
+        if sure is None:
+            return trees.expand(self._base[level], delta), None
+        if markov is not None and sure.with_markov:
+            slots = join_rows(slots, head.captured_rows(markov, tokens, torch.float32), torch.float32)
+        chance = head.linear(slots, sure.projection).view(-1)
+        return trees.expand(self._base[level], delta, chance), None
 
 
 def _change(

@@ -42,6 +42,7 @@ from specengine.models.transformer import Transformer
 from specengine.ops.draft_tree import Thresholds, TreeDraft
 from specengine.ops.expand_backbone import BackboneTrees
 from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
+from specengine.ops.row_tools import take_rows
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
@@ -160,13 +161,16 @@ class Eagle(ReadsPairs, Drafter):
         if not levels:
             return root_trees(batch)
         waiting = batch.drafter_state.rows(batch)
-        outputs = self._outputs(waiting.pairs, waiting.place)
-        trees = GrowingTrees(self._plan(batch.size, levels), waiting.roots, waiting.counts, self._tokens)
-        while (rows := trees.grow(self._likeliest(outputs))) is not None:
+        read, plan = waiting.pairs, self._plan(batch.size, levels)
+        outputs = self._read(read, waiting.place)
+        trees = GrowingTrees(plan, waiting.roots, waiting.counts, self._tokens, origin=read.last)
+        rows = trees.expand(self.network.logits(take_rows(outputs.read, read.last)))
+        while rows is not None:
             above = None if rows.in_place else rows.above
             outputs = self.network.forward(
                 rows, outputs.fed, waiting.last, self.pairs.pool, first_node=rows.first_node, above=above
             )
+            rows = trees.expand(self.network.logits(outputs.read))
         # Without a pair nothing is drafted.
         return batch.selected(*self._cut(*trees.columns), waiting.counts, levels)
 
@@ -185,8 +189,12 @@ class Eagle(ReadsPairs, Drafter):
 
     def _outputs(self, read: PairRows, place: CacheBatch) -> Outputs:
         """Reads pairs; returns the network's outputs at each request's last pair."""
+        return self._read(read, place).rows(read.last)
+
+    def _read(self, read: PairRows, place: CacheBatch) -> Outputs:
+        """Reads pairs; returns the network's outputs of all of them."""
         fused = self.network.fuse(read.hidden_states)
-        return self.network.forward(read.rows, fused, place, self.pairs.pool).rows(read.last)
+        return self.network.forward(read.rows, fused, place, self.pairs.pool)
 
     def _last_pairs(self, requests: Sequence[DraftRequest]) -> CacheBatch:
         """Returns the place of each request's last pair, which was taken."""

@@ -60,6 +60,10 @@ class Eagle3Network(EagleNetwork):
         assert hidden_states.at_layers is not None  # its drafter has hidden_state_layers
         return hidden_states.at_layers
 
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        return self.ops.layer.dtype_for(self.fc) if self._fuses_alone and self.fc is not None else torch.float32
+
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         if self.fc is None:
             return picked

@@ -111,6 +111,11 @@ class EagleNetwork(ABC):
         """Returns the shape of one position of pick(), where the target gives the input of so many layers."""
         return (hidden_state_layers, self.target_size) if hidden_state_layers else (self.target_size,)
 
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """In which captured cycles may keep them."""
+        return torch.float32
+
     def fuse(self, picked: torch.Tensor) -> torch.Tensor:
         """Returns picked hidden states as a pass takes them, float32 [M, hidden]."""
         return picked

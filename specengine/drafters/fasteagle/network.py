@@ -72,6 +72,11 @@ class Cascade:
         """Returns the shape of one position of pick()."""
         return (hidden_state_layers, self.config.hidden_size)
 
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """The fusing product's, where it reads them as they lie."""
+        return self._ops.layer.dtype_for(self._parts.fuse) if self._parts.halves else torch.float32
+
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)

@@ -35,14 +35,15 @@ class WaitingPairs(NamedTuple):
 class DevicePairs:
     """Holds the unread pairs of every slot, one per committed token.
 
-    most: pairs of a cycle: the levels of the deepest tree, and one.  shape: of one position's hidden states.
+    most: pairs of a cycle: the levels of the deepest tree, and one.  like: hidden states of one position.
     counts, first: int32 [slots], how many pairs there are and the number of the first one.
     """
 
-    def __init__(self, slots: int, most: int, shape: tuple[int, ...], device: torch.device) -> None:
+    def __init__(self, slots: int, most: int, like: torch.Tensor) -> None:
+        device = like.device
         self.backlog = Backlog(slots, most)
         room = self.backlog.room
-        self.hidden_states = torch.zeros(slots, room, *shape, device=device)
+        self.hidden_states = torch.zeros(slots, room, *like.shape, dtype=like.dtype, device=device)
         self.counts, self.first = torch.zeros(2, slots, dtype=torch.int32, device=device)
         self._slots = torch.arange(slots, device=device)
         self._starts = {
@@ -63,7 +64,7 @@ class DevicePairs:
         """Gives the unread pairs of a slot back."""
         pairs.first = int(self.first[slot])
         if count := int(self.counts[slot]):
-            pairs.add(self.hidden_states[slot, :count].clone())
+            pairs.add(self.hidden_states[slot, :count].to(torch.float32, copy=True))
 
     def clear(self, slot: int) -> None:
         """Forgets the pairs of a slot."""

@@ -30,6 +30,11 @@ class PairNetwork(Protocol):
         """Returns the shape of one position, where the target gives the input of so many layers."""
         ...
 
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """In which captured cycles may keep them: the first product's, where nothing else reads them."""
+        ...
+
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
         ...

@@ -166,4 +166,5 @@ class PairReader:
 
     def new_device_state(self, slots: int) -> DevicePairs:
         """Returns the pairs of so many slots on the device."""
-        return DevicePairs(slots, self._levels + 1, self.network.picked_shape(self._layers), self._device)
+        like = torch.empty(self.network.picked_shape(self._layers), dtype=self.network.kept_dtype, device=self._device)
+        return DevicePairs(slots, self._levels + 1, like)

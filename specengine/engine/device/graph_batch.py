@@ -18,9 +18,9 @@ from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
-from specengine.ops.growth.level_trees import limit_depths
+from specengine.ops.growth.level_trees import select_limited
 from specengine.ops.sampling_table import SamplingTable
-from specengine.ops.select_nodes import SelectedTrees, select_nodes
+from specengine.ops.select_nodes import SelectedTrees
 from specengine.ops.verify_tree import Accepted
 from specengine.rules import Rule
 from specengine.utils.timers import DeviceClock, HostClock
@@ -89,13 +89,13 @@ class GraphBatch:
         known: torch.Tensor,
         levels: int,
     ) -> TreeBatch:
-        """Cuts the candidates of every request to the best `nodes`; see ops.select_nodes.
+        """Cuts the candidates of every request to the best `nodes`; see ops.growth.level_trees.select_limited.
 
         known: int32 [B], 0: only the root is wanted.  levels: the deepest level wanted. Deeper nodes than a request can
         commit are cut too.
         """
-        limits = limit_depths(known, self.history.length, self.limits.final_length, self.limits.active, levels)
-        trees = select_nodes(tokens, parents, depths, scores, limits, self._selected)
+        place = (self.history.length, self.limits.final_length, self.limits.active)
+        trees = select_limited((tokens, parents, depths, scores), known, *place, levels, self._selected)
         tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
         return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
 

@@ -8,7 +8,7 @@ from specengine import _C
 
 
 def add_delta(
-    x: torch.Tensor,
+    x: torch.Tensor | None,
     delta: torch.Tensor,
     dtype: torch.dtype,
     *,
@@ -17,8 +17,8 @@ def add_delta(
 ) -> torch.Tensor:
     """Returns x + delta, or x + silu(delta), in a dtype.
 
-    x, delta: float32 [M, C].  total: float32 [M, C], takes the unrounded sum; x and delta may be it.
+    x, delta: float32 [M, C]; no x: zeros.  total: float32 [M, C], takes the unrounded sum; x and delta may be it.
     """
-    out = torch.empty_like(x, dtype=dtype)
+    out = torch.empty_like(delta, dtype=dtype)
     _C.add_delta(x, delta, total, out, silu)
     return out

@@ -6,13 +6,17 @@ expanded node, w nodes that a level expands, W words of ancestor bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from specengine import _C
+from specengine.ops.select_nodes import SelectedTrees
+
+Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # of candidates, as select_nodes takes them
 
 
 class Likeliest(Protocol):
@@ -33,6 +37,7 @@ class GrowthPlan:
 
     children: k.  widths: w of every level but the last.  orders: int32 [w] of each, entries of the level to expand;
     None: the best ones.  root: the row before the first level.  row_starts: int32 [B + 1] per width.
+    arrived: int32 [B], zeros for expand().
     """
 
     children: int
@@ -40,6 +45,7 @@ class GrowthPlan:
     orders: tuple[torch.Tensor | None, ...]
     root: _C.BeamRows
     row_starts: dict[int, torch.Tensor]
+    arrived: torch.Tensor
 
     @staticmethod
     def of(batch: int, levels: int, children: int, beam: int, words: int, device: torch.device) -> GrowthPlan:
@@ -75,7 +81,8 @@ class GrowthPlan:
         starts = {
             width: torch.arange(0, batch * width + 1, width, dtype=torch.int32, device=device) for width in set(widths)
         }
-        return GrowthPlan(children, tuple(widths), tuple(orders), root, starts)
+        arrived = torch.zeros(batch, dtype=torch.int32, device=device)
+        return GrowthPlan(children, tuple(widths), tuple(orders), root, starts, arrived)
 
 
 @dataclass(frozen=True)
@@ -100,12 +107,19 @@ class GrowingTrees:
 
     roots: int32 [B, 1].  known: int32 [B], 0: nothing is drafted for the request.
     token_ids: int32 [Vd], the target's tokens; None: the drafter's are the same.
+    origin: int64 [B], the rows that the first level's `above` names for the roots; None: 0 to B - 1.
     """
 
     def __init__(
-        self, plan: GrowthPlan, roots: torch.Tensor, known: torch.Tensor, token_ids: torch.Tensor | None
+        self,
+        plan: GrowthPlan,
+        roots: torch.Tensor,
+        known: torch.Tensor,
+        token_ids: torch.Tensor | None,
+        origin: torch.Tensor | None = None,
     ) -> None:
         self._plan, self._roots, self._known, self._token_ids = plan, roots, known, token_ids
+        self._origin = origin
         size = (len(roots), 1 + plan.children * sum((1, *plan.widths)))
         tokens, parents, depths = (torch.empty(size, dtype=torch.int32, device=roots.device) for _ in range(3))
         self._candidates = _C.CandidateColumns(tokens, parents, depths, torch.empty(size, device=roots.device))
@@ -117,16 +131,35 @@ class GrowingTrees:
 
         best: the children of the rows before, or of each request's root, which all its rows share.
         """
+        return self._add_level(partial(_C.grow_level, best.tokens, best.scores))
+
+    def expand(
+        self, logits: torch.Tensor, delta: torch.Tensor | None = None, confidence: torch.Tensor | None = None
+    ) -> GrownRows | None:
+        """Adds a level as grow() does, of the likeliest children of each row before, in one launch.
+
+        logits: float32 [B * w, Vd], of these rows; [B, Vd] where the rows of a request share them.
+        delta: float32 [B * w, Vd], added to them.  confidence: float32 [B * w] or [B], the logit of the chance that the
+        first child is accepted; scores are then logarithms of chances, see block.head.Children.
+        """
+        parts = (self._before.beam.numel(), -(-logits.shape[1] // _C.VOCABULARY_PART))
+        best = torch.empty(*parts, self._plan.children, dtype=torch.int32, device=logits.device)
+        sums = torch.empty(parts, device=logits.device)
+        room = _C.VocabularyParts(best, torch.empty_like(best, dtype=torch.float32), sums, self._plan.arrived)
+        level = _C.LevelLogits(logits, delta, confidence)
+        return self._add_level(partial(_C.expand_level, level, room))
+
+    def _add_level(self, write: Callable[..., None]) -> GrownRows | None:
+        """Adds a level by an op that gets all but its children."""
         plan, level = self._plan, self._level
         last = level == len(plan.widths)
         width, order = (0, None) if last else (plan.widths[level], plan.orders[level])
         before = self._before
         batch, words = len(self._roots), before.ancestors.shape[1]
         after = _rows(batch, width, words, self._roots.device)
-        places = (self._first, self._first_node)
-        _C.grow_level(
-            *(best.tokens, best.scores, self._token_ids, order, self._roots, self._known),
-            *(self._candidates, before, after, *places),
+        write(
+            *(self._token_ids, order, self._roots, self._known, self._candidates, before, after),
+            *(self._first, self._first_node),
         )
         first_node = self._first_node
         self._first += plan.children * before.beam.shape[1]
@@ -134,28 +167,39 @@ class GrowingTrees:
         self._before, self._level = after, level + 1
         if last:
             return None
-        start = plan.row_starts[width]
+        start, above = plan.row_starts[width], after.above
         in_place = before.beam.shape[1] == width == 1
-        return GrownRows(after.tokens, after.depths, start, after.ancestors, after.above, first_node, in_place)
+        if level == 0 and self._origin is not None:
+            above, in_place = self._origin if in_place else self._origin[above], False
+        return GrownRows(after.tokens, after.depths, start, after.ancestors, above, first_node, in_place)
 
     @property
-    def columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens, parents, depths and scores of root and candidates, [B, 1 + C] each, for select_nodes."""
+    def columns(self) -> Columns:
+        """Tokens, parents, depths and scores of root and candidates, [B, 1 + C] each."""
         tokens, parents, depths, scores = self._candidates
         return tokens, parents, depths, scores
 
 
-def limit_depths(
-    known: torch.Tensor, length: torch.Tensor, final_length: torch.Tensor, active: torch.Tensor, levels: int
-) -> torch.Tensor:
-    """Returns int32 [B], the deepest level of each tree; -1: the request is idle.
+def select_limited(
+    columns: Columns,
+    known: torch.Tensor,
+    length: torch.Tensor,
+    final_length: torch.Tensor,
+    active: torch.Tensor,
+    levels: int,
+    trees: SelectedTrees,
+) -> SelectedTrees:
+    """Writes to `trees` what select_nodes selects, with limits that the device alone knows.
 
-    known: int32 [B], 0: nothing is drafted.  length, final_length: int32 [B], of the history, and where the request
+    known: int32 [B], 0: nothing but the root.  length, final_length: int32 [B], of the history, and where the request
     ends: a tree has no level that could not be committed.  active: int32 [B], 0: idle.  levels: at most.
+    Raises ValueError for negative levels.
     """
-    limits = torch.empty_like(length)
-    _C.limit_depths(known, length, final_length, active, limits, levels)
-    return limits
+    written = _C.SelectedTrees(
+        trees.tokens, trees.parents, trees.depths, trees.kept, trees.ancestors, trees.node_counts
+    )
+    _C.select_limited(_C.CandidateColumns(*columns), known, length, final_length, active, written, levels)
+    return trees
 
 
 def _rows(batch: int, width: int, words: int, device: torch.device) -> _C.BeamRows:

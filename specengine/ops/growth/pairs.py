@@ -60,7 +60,7 @@ def keep_pairs(
     """Keeps the hidden states of the tokens that a cycle committed.
 
     hidden_states: float32 [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  history: after the commit.
-    kept: float32 [slots, R, C], written.  counts, first: int32 [slots], written.
+    kept: [slots, R, C] of floats, written, rounded to its dtype.  counts, first: int32 [slots], written.
     add: pairs come behind those that wait; otherwise none waits.
     """
     paths = (accepted.path, accepted.path_length)

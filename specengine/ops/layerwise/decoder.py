@@ -12,7 +12,7 @@ from specengine._C import DeltaStates, KVCacheView, RotatedRows
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
 from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
-from specengine.ops.layerwise.fused import FusedOps
+from specengine.ops.layerwise.fused import FusedOps, Kept
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.tree_attention import Chain
 from specengine.ops.weight import Projection, Weight
@@ -44,21 +44,24 @@ class LayerOps:
         """Returns the dtype of rows that a product reads."""
         return reader.weights[0].row_dtype if self.rounds else torch.float32
 
-    def gather_norm(self, weight: Weight | None, ids, residual, norm, out, eps: float) -> None:
+    def gather_norm(self, weight: Weight | None, ids, residual, norm, out, eps: float, kept: Kept | None) -> None:
         """residual[M, C] = rows `ids` of an embedding; out[M, C] = their norm."""
-        if self.fused is None or weight is None or not self.fused.gather_norm(weight, ids, residual, norm, out, eps):
+        rows = residual, norm, out, eps, kept
+        if self.fused is None or weight is None or not self.fused.gather_norm(weight, ids, *rows):
             self.gather_rows(weight, ids, residual)
             self.rms_norm(residual, None, norm, out, eps)
+            keep(residual, kept)
 
     def linear_silu(self, x: torch.Tensor, layer: Projection, out: torch.Tensor) -> None:
         """out[M, I] = silu(gate) * up of linear(x, layer) = [gate | up]."""
         if self.fused is None or not self.fused.silu(x, layer, out):
             self.silu_mul(self.linear(x, layer), out)
 
-    def linear_norm(self, x, layer: Projection, residual, norm, out, eps: float) -> None:
+    def linear_norm(self, x, layer: Projection, residual, norm, out, eps: float, kept: Kept | None) -> None:
         """residual[M, N] += linear(x, layer); out[M, N] = its norm."""
-        if self.fused is None or not self.fused.norm(x, layer, residual, norm, out, eps):
+        if self.fused is None or not self.fused.norm(x, layer, residual, norm, out, eps, kept):
             self.rms_norm(residual, self.linear(x, layer), norm, out, eps)
+            keep(residual, kept)
 
     def linear_rope(self, x, layer: Projection, rows: RotatedRows, cache: KVCacheView, q, eps: float) -> torch.Tensor:
         """Returns linear(x, layer), after rope_cache has read it."""
@@ -69,6 +72,13 @@ class LayerOps:
         qkv = self.linear(x, layer)
         self.rope_cache(qkv, rows.cos, rows.sin, rows.q_norm, rows.k_norm, rows.depths, cache, q, eps)
         return qkv
+
+
+def keep(residual: torch.Tensor, kept: Kept | None, factor: float = 1.0) -> None:
+    """Writes the residual times a factor to a layer."""
+    if kept is not None:
+        layers, place = kept
+        layers[:, place] = residual if factor == 1 else residual * factor
 
 
 class LayerwiseDecoder:
@@ -148,8 +158,16 @@ class LayerwiseDecoder:
         normed = residual if first_inputs is None else first_inputs
         if first.attention_norm is not None:
             normed = empty(rows, c.hidden_size, dtype=ops.dtype_for(first.qkv))
-        if inputs is None and first.attention_norm is not None and not scaled:
-            ops.gather_norm(self.embedding, tree.tokens, residual, first.attention_norm, normed, stream_eps)
+
+        def kept_at(number: int) -> Kept | None:
+            """Where the stream before a layer is kept."""
+            if at_layers is None or in_place or only_cache or number not in self.hidden_state_layers:
+                return None
+            return at_layers, self.hidden_state_layers.index(number)
+
+        if inputs is None and first.attention_norm is not None and not scaled and factors.residual == 1:
+            entry = residual, first.attention_norm, normed, stream_eps
+            ops.gather_norm(self.embedding, tree.tokens, *entry, kept_at(0))
         else:
             if inputs is None:
                 ops.gather_rows(self.embedding, tree.tokens, residual)
@@ -159,11 +177,7 @@ class LayerwiseDecoder:
                 residual.mul_(factors.embedding / factors.residual)
             if first.attention_norm is not None:
                 ops.rms_norm(residual, None, first.attention_norm, normed, stream_eps)
-
-        def write_at_layer(number: int) -> None:
-            if at_layers is not None and not in_place and number in self.hidden_state_layers:
-                stream = residual if factors.residual == 1 else residual * factors.residual
-                at_layers[:, self.hidden_state_layers.index(number)] = stream
+            keep(residual, kept_at(0), factors.residual)
 
         def product(x: torch.Tensor, layer: Projection, added: LoraProjection) -> torch.Tensor:
             out = ops.linear(x, layer)
@@ -198,20 +212,26 @@ class LayerwiseDecoder:
             return out
 
         def add_and_norm(
-            x: torch.Tensor, layer: Projection, added: LoraProjection, norm: torch.Tensor, dtype: torch.dtype
+            x: torch.Tensor,
+            layer: Projection,
+            added: LoraProjection,
+            norm: torch.Tensor,
+            dtype: torch.dtype,
+            kept: Kept | None = None,
         ) -> torch.Tensor:
             out = empty(rows, c.hidden_size, dtype=dtype)
             if added.modules:
                 ops.rms_norm(residual, product(x, layer, added), norm, out, stream_eps)
+                keep(residual, kept, factors.residual)
             else:
-                ops.linear_norm(x, layer, residual, norm, out, stream_eps)
+                ops.linear_norm(x, layer, residual, norm, out, stream_eps, kept if factors.residual == 1 else None)
+                if factors.residual != 1:
+                    keep(residual, kept, factors.residual)
             return out
 
         places = zip(k_cache, v_cache, strict=True)  # of layers with attention
         recurrent = count()
         for number, layer in enumerate(self.layers):
-            if not only_cache:
-                write_at_layer(number)
             lora = bare if adapters is None else self.lora[number]
             if layer.gated_delta is None:
                 attended = attention(layer, normed, lora.qkv, *next(places))
@@ -231,12 +251,12 @@ class LayerwiseDecoder:
                 else:
                     ops.linear_silu(normed, layer.gate_up, gated)
                 if layer.moe is None:
-                    normed = add_and_norm(gated, layer.down, lora.down, next_norm, next_dtype)
+                    normed = add_and_norm(gated, layer.down, lora.down, next_norm, next_dtype, kept_at(number + 1))
                     continue
                 delta = product(gated, layer.down, lora.down)
             if layer.moe is not None:
                 delta = ops.experts(normed, layer.moe, delta)
             normed = empty(rows, c.hidden_size, dtype=next_dtype)
             ops.rms_norm(residual, delta, next_norm, normed, stream_eps)
-        write_at_layer(len(self.layers))
+            keep(residual, kept_at(number + 1), factors.residual)
         return normed

@@ -15,6 +15,8 @@ from specengine.ops.coded.weight import FORMS
 from specengine.ops.linear import LIBRARY
 from specengine.ops.weight import Projection, Weight
 
+Kept = tuple[torch.Tensor, int]  # float32 [M, L, N], and which of its L layers becomes the residual
+
 
 class FusionChooser(Protocol):
     """Chooses how to multiply where our kernel saves a launch; see autotune.LinearChoices."""
@@ -40,11 +42,13 @@ class FusedOps:
         norm: torch.Tensor,
         out: torch.Tensor,
         eps: float,
+        kept: Kept | None = None,
     ) -> bool:
         """residual[M, C] = rows `ids` of an embedding, see gather_rows; out[M, C] = their norm, see layer.rms_norm."""
         if weight.format in FORMS or residual.shape[1] % 4 != 0:
             return False
-        _C.gather_norm(weight.data, ids, residual, norm, out, eps)
+        layers, place = kept or (None, 0)
+        _C.gather_norm(weight.data, ids, residual, norm, out, layers, eps, place)
         return True
 
     def silu(self, x: torch.Tensor, layer: Projection, out: torch.Tensor) -> bool:
@@ -63,12 +67,14 @@ class FusedOps:
         norm: torch.Tensor,
         out: torch.Tensor,
         eps: float,
+        kept: Kept | None = None,
     ) -> bool:
         """residual[M, N] += linear(x); out[M, N] = its norm, see layer.rms_norm."""
         weight, variant = layer.weights[0].data, self._variant(x, layer)
         if variant == LIBRARY or out.dtype not in (torch.float32, weight.dtype) or len(weight) % 4 != 0:
             return False
-        _C.linear_norm(x, weight, layer.bias, residual, norm, out, self._arrived, eps, variant)
+        layers, place = kept or (None, 0)
+        _C.linear_norm(x, weight, layer.bias, residual, norm, out, layers, self._arrived, eps, place, variant)
         return True
 
     def rope(
