@@ -39,7 +39,6 @@ class Cycle:
         batch.mark("accept")
         self.cache.compact_states(batch.cache, tree.row_start, accepted, self.target.ops)
         batch.mark("compact")
-
         batch.observe(self.drafter, output.hidden_states)
         batch.mark("draft")  # all time of the drafter is one phase
 

@@ -24,6 +24,7 @@ from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.weights import ModelWeights, WeightLoader
 from specengine.ops import Ops, ops_for
+from specengine.ops.decoder import Rows
 from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.row_tools import divided
@@ -243,14 +244,15 @@ class Transformer:
         divisor = self.config.multipliers.logits_divisor
         return hidden_states if divisor == 1 else divided(hidden_states, divisor)
 
-    def hidden(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> torch.Tensor:
-        """Computes the last hidden states alone, [M, hidden], as the head reads them."""
-        return self.hidden_states(tree, cache, batch).normed
+    def hidden(self, tree: Rows, cache: KVCache, batch: CacheBatch, first_node: int = 0) -> torch.Tensor:
+        """Computes the last hidden states alone, [M, hidden], as the head reads them.  Arguments: see hidden_states."""
+        return self.hidden_states(tree, cache, batch, first_node).normed
 
-    def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
+    def hidden_states(self, tree: Rows, cache: KVCache, batch: CacheBatch, first_node: int = 0) -> HiddenStates:
         """Computes hidden states of every row, without logits.
 
         Keys and values of row r go to slot length + node index of its request.
+        first_node: the number of each request's first row; the rows before it were passed already.
         """
         shape = (len(tree.tokens), len(self.hidden_state_layers), self.config.hidden_size)
         at_layers = torch.empty(shape, device=self.device) if self.hidden_state_layers else None
@@ -261,7 +263,9 @@ class Transformer:
         if cache.states is not None and batch.states is not None:
             states = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
         chosen: dict[str, Any] = {"adapters": batch.adapters, "experts": experts}
-        if self.ops.on_device and tree.ancestors is None:
+        if first_node:
+            chosen["first_node"] = first_node
+        if self.ops.on_device and isinstance(tree, TreeBatch) and tree.ancestors is None:
             chosen["chains"] = _chains(tree, batch)
         normed = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **chosen, states=states)
         return HiddenStates(normed, at_layers, experts)

@@ -10,7 +10,6 @@ import torch
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
 from specengine.cache.state_pool import StatePool
-from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig
@@ -19,7 +18,7 @@ from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import ModelWeights
 from specengine.ops import Ops, native
-from specengine.ops.decoder import Pass
+from specengine.ops.decoder import Pass, Rows
 from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.verify_tree import Accepted
@@ -76,8 +75,8 @@ class ParallelTransformer(Transformer):
             raise ValueError("pages: under tensor_parallel caches grow on demand, got a fixed number")
         return ParallelCache(self._group, self.config, self._bounds, self.cache_dtype)
 
-    def hidden_states(self, tree: TreeBatch, cache: KVCache, batch: CacheBatch) -> HiddenStates:
-        assert isinstance(cache, ParallelCache)  # made by new_cache()
+    def hidden_states(self, tree: Rows, cache: KVCache, batch: CacheBatch, first_node: int = 0) -> HiddenStates:
+        assert isinstance(cache, ParallelCache) and not first_node  # made by new_cache(); whole trees alone
         hidden = self.config.hidden_size
         inputs = torch.empty(len(tree.tokens), hidden)
         self.ops.layer.gather_rows(self.embedding, tree.tokens, inputs)

@@ -20,15 +20,15 @@ import torch
 
 from specengine import ops
 from specengine._C import PAGE_SIZE, KVCacheView
-from specengine.bench.gpu_model.counts import CODED, EXPERTS, EXPERTS_PER_ROW, RECORD, SAMPLED
+from specengine.bench.gpu_model.counts import CHAIN, CODED, EXPERTS, EXPERTS_PER_ROW, RECORD, SAMPLED
 from specengine.bench.kernels.case import binary_tree, int_tensor
 from specengine.bench.kernels.shapes import LLAMA_8B, QWEN3_30B_A3B
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.coded.weight import FORMS, empty_weight
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup as lookup
-from specengine.ops.expand_backbone import BackboneExpander
 from specengine.ops.experts import moe
+from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
@@ -180,9 +180,11 @@ def draft_lookup(core: ModuleType, nodes: int, batch: int) -> None:
     lookup(history.tokens, history.length, final, active, row_start, nodes, (1, 1))
 
 
-def expand_backbone(core: ModuleType, vocabulary: int) -> None:
-    """A level of a chain."""
-    BackboneExpander(1, 1, vocabulary, [1])(torch.zeros(1, 1, vocabulary), torch.zeros(1, dtype=torch.int32))
+def expand_level(core: ModuleType, vocabulary: int) -> None:
+    """The first level of a chain."""
+    one = torch.ones(1, dtype=torch.int32)
+    plan = GrowthPlan.of(1, CHAIN, 1, 1, 1, CPU)
+    GrowingTrees(plan, one[:, None], one, None).expand(torch.zeros(1, vocabulary))
 
 
 def select(core: ModuleType, nodes: int) -> None:
@@ -207,7 +209,7 @@ CASES: dict[str, Callable[..., None]] = {
     "commit_tokens": commit,
     "compact_kv": compact_kv,
     "draft_lookup": draft_lookup,
-    "expand_backbone": expand_backbone,
+    "expand_level": expand_level,
     "select_nodes": select,
 }
 

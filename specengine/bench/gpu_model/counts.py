@@ -38,7 +38,7 @@ SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("verify_tree", {"nodes": (1,), "batch": (BATCH,), "vocabulary": (VOCABULARY,)}),
     ("verify_tree", {"nodes": NODES[1:], "batch": (BATCH,), "vocabulary": (1280, 2304)}),
     *(("draft_lookup", {"nodes": (1,), "batch": (batch,)}) for batch in (1, BATCH)),
-    ("expand_backbone", {"vocabulary": (EAGLE_VOCABULARY,)}),
+    ("expand_level", {"vocabulary": (EAGLE_VOCABULARY,)}),
     ("select_nodes", {"nodes": (CHAIN + 1,)}),
     *((op, {"rows": EXPERT_ROWS}) for op in ("route_rows", "group_pairs", "combine_experts")),
     ("expert_linear", {"experts": (2, 4), "n": (64, 128), "c": (2048, 3072)}),

@@ -53,10 +53,10 @@ class Goal:
         return self.modelled >= self.goal if self.at_least else self.modelled <= self.goal
 
 
-def verified(gpu: Gpu, nodes: int, batch: int = 1, library: bool = True) -> list[Step]:
-    """Returns the steps of a pass and of verification.  Arguments: see `layers`."""
+def verified(gpu: Gpu, nodes: int, batch: int = 1, library: bool = True, chains: bool = False) -> list[Step]:
+    """Returns the steps of a pass and of verification.  Arguments: see `layers`.  chains: paths lie in place."""
     drafted = lookup(gpu, batch) if nodes == 1 else []
-    return [*drafted, *target_pass(gpu, nodes, batch, library), *verification(gpu, nodes, batch)]
+    return [*drafted, *target_pass(gpu, nodes, batch, library), *verification(gpu, nodes, batch, chains)]
 
 
 def cycles(gpu: Gpu) -> list[Cycle]:
@@ -70,7 +70,7 @@ def cycles(gpu: Gpu) -> list[Cycle]:
     return [
         *trees,
         Cycle(f"{large} rows, without cuBLAS", large, 1, verified(gpu, large, library=False)),
-        Cycle(f"EAGLE-3, chain of {CHAIN}", chain, 1, [*eagle_chain(gpu), *verified(gpu, chain)]),
+        Cycle(f"EAGLE-3, chain of {CHAIN}", chain, 1, [*eagle_chain(gpu), *verified(gpu, chain, chains=True)]),
         Cycle(f"{most} rows, drafter of one pass", most, 1, [*one_pass_drafter(gpu), *verified(gpu, most)]),
     ]
 

@@ -18,11 +18,11 @@ EAGLE_INPUTS = 2 * SHAPES.hidden
 EAGLE_FUSED = 3 * SHAPES.hidden
 ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
 ONE_PASS_ROWS = 16
-# PyTorch's kernels of a draft by EAGLE-3 and of one by DFlash, beside plain decoding's, as counted on fake tensors.
-EAGLE_TORCH, ONE_PASS_TORCH = 6, 12
-# The engine's kernels that grow a level, and those of a draft around its levels. The simulator has not counted them;
-# they take as long as a small kernel of PyTorch's.
-LEVEL_SMALL, DRAFT_SMALL = 1, 3
+# PyTorch's kernels of a draft by EAGLE-3 and of one by DFlash, as counted on fake tensors.
+EAGLE_TORCH, ONE_PASS_TORCH = 1, 8
+# The engine's kernels around a draft: pair_rows and keep_pairs; of DFlash also expand_backbone, fill_ranks and
+# select_nodes. The simulator has not counted them; they take as long as a small kernel of PyTorch's.
+EAGLE_SMALL, ONE_PASS_SMALL = 2, 5
 PREFETCHED_SHARE = 8  # csrc/cuda/attention/prefetch.cuh: an eighth of L2, and lines of a thread
 PREFETCHED_LINES, LINE = 8, 128
 
@@ -141,13 +141,13 @@ def target_pass(gpu: Gpu, nodes: int, batch: int = 1, library: bool = True) -> l
     ]
 
 
-def verification(gpu: Gpu, nodes: int, batch: int) -> list[Step]:
-    """Models greedy verification, compaction and the commit. PyTorch counts cycles and copies their record."""
+def verification(gpu: Gpu, nodes: int, batch: int, chains: bool = False) -> list[Step]:
+    """Models greedy verification, compaction and the commit. PyTorch copies the record.  chains: paths lie in place."""
     return [
         Step("verify_tree", 1, op(gpu, "verify_tree", nodes=nodes, batch=batch, vocabulary=SHAPES.vocab)),
-        *([Step("compact_kv", 1, op(gpu, "compact_kv", nodes=nodes, batch=batch))] if nodes > 1 else []),
+        *([Step("compact_kv", 1, op(gpu, "compact_kv", nodes=nodes, batch=batch))] if nodes > 1 and not chains else []),
         Step("commit_tokens", 1, op(gpu, "commit_tokens", nodes=nodes, batch=batch)),
-        _small(gpu, 2, "PyTorch"),
+        _small(gpu, 1, "PyTorch"),
     ]
 
 
@@ -165,10 +165,9 @@ def eagle_chain(gpu: Gpu) -> list[Step]:
             Step("EAGLE join_rows", count, op(gpu, "rms_norm", rows=rows)),  # not counted itself: two norms at once
             *_named("EAGLE", layers(gpu, rows, 1, count, EAGLE_INPUTS)),
             Step("EAGLE head", count, (linear(gpu, 1, EAGLE_VOCABULARY, SHAPES.hidden),)),
-            Step("EAGLE expand_backbone", count, op(gpu, "expand_backbone", vocabulary=EAGLE_VOCABULARY)),
-            _small(gpu, count * LEVEL_SMALL, "EAGLE grow_level"),
+            Step("EAGLE expand_level", count, op(gpu, "expand_level", vocabulary=EAGLE_VOCABULARY)),
         ]
-    around = _small(gpu, EAGLE_TORCH + DRAFT_SMALL, "EAGLE small kernels")
+    around = _small(gpu, EAGLE_TORCH + EAGLE_SMALL, "EAGLE small kernels")
     return [*steps, Step("EAGLE select_nodes", 1, op(gpu, "select_nodes", nodes=first)), around]
 
 
@@ -180,7 +179,7 @@ def one_pass_drafter(gpu: Gpu) -> list[Step]:
         *_named("drafter", layers(gpu, ONE_PASS_ROWS, 1, ONE_PASS_LAYERS)),
         Step("drafter rms_norm", 1, op(gpu, "rms_norm", rows=ONE_PASS_ROWS)),
         Step("drafter head", 1, (linear(gpu, ONE_PASS_ROWS, *head),)),
-        _small(gpu, ONE_PASS_TORCH + DRAFT_SMALL, "drafter small kernels"),
+        _small(gpu, ONE_PASS_TORCH + ONE_PASS_SMALL, "drafter small kernels"),
     ]
 
 

@@ -1,5 +1,7 @@
 """Drafts with a model: any with the target's vocabulary, or the target's own first layers.
 
+Inside captured cycles it drafts chains of the likeliest tokens, at any temperature, unless a rule reads distributions.
+
 Its cache keeps the committed tokens. A chain goes on row by row, and the keys of accepted tokens stay. A tree is passed
 again for every level, as its rows are nearly free; it leaves nothing that would have to be moved.
 
@@ -20,23 +22,26 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, TokenizerChecker
+from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, TokenizerChecker
 from specengine.drafters.distributions.columns import Columns
 from specengine.drafters.distributions.growth import Growth, agreeing_children
 from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.draft_model.config import Config
+from specengine.drafters.draft_model.device_state import DeviceState
 from specengine.drafters.draft_model.small_model import SmallModel, State
-from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import policy_of
+from specengine.drafters.root_tokens import root_trees
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
 from specengine.ops.row_tools import confidence, take_rows
 from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 from specengine.utils.spec_string import check_range
 
 
-class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker):
+class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, DeviceStateDrafter):
     """Drafts a cheaper model's likeliest tokens, or tokens drawn from its distributions.
 
     costs: of cycles; by default learned from them.
@@ -57,6 +62,11 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker):
         self._chain = max(config.widths) == 1
         self.shape, self.replacement = TreeShape.of_widths(config.widths), config.replacement
         self.columns, self.logits_device = Columns(self.model.config.vocab_size, None, None), self.model.device
+        own, self._positions = self.model.config, target.config.max_position
+        self.drafts_in_cycle = (
+            self._chain and not self.small.hybrid and not config.confidence and own.max_position >= self._positions
+        )
+        self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
 
     @property
     def adaptive(self) -> bool:
@@ -76,6 +86,8 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker):
 
     def attach(self, cache: KVCache) -> None:
         self.small.attach(cache)
+        if cache.fixed and self.drafts_in_cycle:  # captured graphs hold on to the rotary tables
+            self.model.ensure_positions(self._positions + self.config.nodes)
 
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         self.small.check_tokenizer(tokenizer)
@@ -90,6 +102,52 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker):
 
     def release(self, request: DraftRequest) -> None:
         self.small.release(request)
+
+    @property
+    def device_rows(self) -> int:
+        return self.config.nodes + 1
+
+    def new_device_state(self, slots: int) -> DeviceState:
+        # a cycle commits at most a token per node, and the root comes before them
+        return DeviceState(slots, self.device_rows, self._positions + self.config.nodes, self.model.device)
+
+    def load(self, state: DeviceState, slot: int, request: DraftRequest) -> None:
+        own = self._state(request)
+        self.small.catch_up([request], [own], self.device_rows)
+        state.load(slot, own.pages, own.cached, len(request.tokens) - own.cached)
+
+    def unload(self, state: DeviceState, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            own = self._state(request)
+            own.cached, own.ahead = int(state.first[slot]), []
+        state.first[slot] = 0
+
+    def before_cycle(self, batch: DraftBatch) -> None:
+        state = batch.drafter_state
+        if state.backlog.is_late(batch.nodes):
+            text = state.late(batch)
+            self.model.hidden(text.rows, self.small.cache, state.place(batch, text.first))
+
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        levels = min(len(self.config.widths), batch.nodes - 1)
+        if not levels:
+            return root_trees(batch)  # a later draft finds the token in the history
+        state, model, cache = batch.drafter_state, self.model, self.small.cache
+        text = state.committed(batch)
+        trees = GrowingTrees(self._plan(batch.size, levels), text.roots, text.running, None)
+        hidden = model.hidden(text.rows, cache, state.place(batch, text.first))
+        rows = trees.expand(model.logits(take_rows(hidden, text.last)))
+        place = state.place(batch, text.root_positions)
+        while rows is not None:
+            rows = trees.expand(model.logits(model.hidden(rows, cache, place, rows.first_node)))
+        return batch.selected(*trees.columns, text.running, levels)
+
+    def _plan(self, batch: int, levels: int) -> GrowthPlan:
+        """Returns the plan of a batch's chains on the device."""
+        key = (batch, levels)
+        if key not in self._plans:
+            self._plans[key] = GrowthPlan.of(batch, levels, 1, 1, -(-(1 + levels) // 32), self.model.device)
+        return self._plans[key]
 
     def _trees(self, requests: Sequence[DraftRequest], drafts: bool) -> list[DraftTree]:
         if not drafts:

@@ -1,0 +1,87 @@
+"""A draft model inside captured cycles: the CUDA kernels on the simulator, or on a GPU where there is one."""
+
+import dataclasses
+
+import pytest
+
+from specengine import Engine
+from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.ops import cuda_ops
+from specengine.rules.base import Wants
+from specengine.tensor_parallel.loading import load_model
+from tests.backends import cpu_kernels
+from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED, on_the_cpu
+from tests.engines import ids
+
+WHOLE = "draft_model:self,layers=2,length=3,adaptive=false"  # the target itself: all its drafts are right
+PART = "draft_model:self,layers=1,length=3,adaptive=false"
+
+
+@pytest.fixture
+def on_device(cuda_backend):
+    """Makes engines of the tiny target on the device."""
+    ops = cuda_ops(cuda_backend.device, strict=True)
+
+    def make(drafter, **options):
+        model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+        return Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter=drafter, **options)
+
+    return make
+
+
+def lengths_of(output):
+    return [len(cycle.accepted) for cycle in output.trace]
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_device_says_what_the_cpu_does(on_device, params):
+    engine = on_device(PART, max_batch_size=2)
+    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    traced = dataclasses.replace(params, trace=True)
+    outputs = engine.generate(PROMPTS, traced)
+    assert ids(outputs) == ids(on_the_cpu(params))
+    assert any(len(cycle.tokens) == 4 for output in outputs for cycle in output.trace)
+    assert engine.drafter.small.cache.pages_in_use == 0
+
+
+def test_drafts_of_the_target_itself_are_all_right(on_device):
+    """Its keys are those of the text in every cycle, of requests that join and leave a batch too."""
+    greedy = dataclasses.replace(GREEDY, max_new_tokens=10, trace=True)
+    outputs = on_device(WHOLE, max_batch_size=2).generate(PROMPTS, greedy)
+    assert ids(outputs) == ids(on_the_cpu(dataclasses.replace(GREEDY, max_new_tokens=10)))
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        first = 3 if len(prompt) > 1 else 0  # a text of one token is not read yet
+        assert lengths_of(output)[:2] == [first, 3] and len(output.trace) <= 4
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("plain", [1, 3, 9])
+def test_a_draft_reads_what_plain_cycles_left(on_device, monkeypatch, plain):
+    engine, widths = on_device(WHOLE.replace("adaptive=false", "adaptive=true"), max_batch_size=1), []
+
+    def choose(_, size):
+        widths.append(1 if len(widths) < plain else 4)
+        return widths[-1]
+
+    monkeypatch.setattr(type(engine.core.runner.graphs), "choose", choose)
+    many = dataclasses.replace(GREEDY, max_new_tokens=plain + 9)
+    output = engine.generate(PROMPTS[0], dataclasses.replace(many, trace=True))
+    assert output.token_ids == on_the_cpu(many, prompts=PROMPTS[:1])[0].token_ids
+    assert lengths_of(output)[: plain + 2] == [0] * plain + [3, 3]
+
+
+def test_a_prompt_that_begins_as_an_earlier_one_finds_its_pages(on_device):
+    prompt = list(range(3, 80))
+    engine = on_device(WHOLE, max_batch_size=1)
+    greedy = dataclasses.replace(GREEDY, trace=True)
+    first, second = (engine.generate(prompt, greedy) for _ in range(2))
+    assert first.token_ids == second.token_ids and lengths_of(second)[0] == 3
+    assert engine.drafter.small.cache.prefixes.hit > 0
+
+
+def test_trees_confidences_and_short_contexts_stay_between_the_cycles(on_device):
+    for spec in (PART.replace("length=3", "tree=2x1"), PART + ",confidence=0.5"):
+        assert not drafts_in_cycles(on_device(spec).drafter, Wants.NOTHING)
+    with cpu_kernels():
+        assert not drafts_in_cycles(on_device(PART).drafter, Wants.PROBABILITIES)
