@@ -82,6 +82,7 @@ def device_tests() -> list[str]:
 def _checks(s: Sizes) -> list[Step]:
     dry = ("--dry",) if s.dry else ()
     networks = [f"{kind}:random:{s.small}@{size}" for kind in ("eagle3", "fasteagle", "dflash") for size in (1, 2)]
+    networks += [f"draft_model:self,layers=2,length=3@{size}" for size in (1, 2)]
 
     def check(name: str, says: str, seconds: int, *command: str, stand_in: str) -> Step:
         return Step(name, CHECKS, says, seconds, (sys.executable, *command), stand_in)

@@ -139,6 +139,7 @@ class SeenKeys(NamedTuple):
     lengths: Tensor
     block_table: Tensor
     ancestors: Tensor
+    block: int
 
 class TreePlan(NamedTuple):
     levels: int
@@ -657,9 +658,9 @@ def text_rows(
     seen: SeenKeys,
     last: Tensor,
     counts: Tensor,
-    roots: Tensor,
     unread: int,
-    block: int,
+    masks: int,
+    mask_token: int,
 ) -> None: ...
 def join_rows(
     left: Tensor,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from specengine.engine.device.cycle_graphs import widths_up_to
 from specengine.models.transformer import Transformer
 from specengine.rules import RULES
-from tests.drafters import block_files, block_heads, eagle_files, fasteagle_files, glide_files, medusa_files
+from tests.drafters import block_files, block_heads, eagle_files, fasteagle_files, glide_files, medusa_files, pard_files
 from tests.fake_cuda.build import FakeMachine
 from tests.fake_cuda.launches import Launches
 
@@ -42,6 +42,7 @@ DRAFTERS = {
     "fasteagle": "fasteagle:{fasteagle}",
     "medusa": "medusa:{medusa},nodes=8",
     "glide": "glide:{glide}",
+    "pard, a chain": "pard:{pard},tree=chain",
     "dflash, a chain": "dflash:{dflash},tree=chain",
     "jetspec": "jetspec:{jetspec},nodes=16",
     "dspark": "dspark:{dspark},nodes=16",
@@ -65,6 +66,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     blocks["dspark"] = (block_heads.DSPARK, block_heads.dspark_state())
     blocks["domino"] = (block_heads.DOMINO, block_heads.domino_state())
     made |= {name: block_files.write(folder / name, *each) for name, each in blocks.items()}
+    made["pard"] = pard_files.write_pard(folder / "pard")
     glide = {**glide_files.JSON, "num_hidden_layers": 1}
     made["glide"] = glide_files.write(folder / "glide", glide_files.glide_state(glide), glide)
     for place in made.values():

@@ -160,7 +160,7 @@ OPS = {
     "text_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  active: i32[B]  block_table: i32[B,P]  first: i32[B]  "
         "tokens: i32[M]  parents: i32[M]  depths: i32[M]  ancestors: i32[M,W]  lengths: i32[M]  "
-        "block_table: i32[M,P]  ancestors: i32[M,1]  last: i64[B]  counts: i32[4,B]  roots: i32[B,1]",
+        "block_table: i32[M,P]  ancestors: i32[M,1]  last: i64[B]  counts: i32[5,B]",
         ("text_rows",),
     ),
     "join_rows": Op(

@@ -10,7 +10,7 @@ from tests.ops.cases import ancestor_bits, chain
 BLOCK = 5
 
 
-def laid_out(backend, texts, active, first, rows, unread=0, room=80):
+def laid_out(backend, texts, active, first, rows, unread=0, room=80, **masks):
     """Returns the rows, and `first` as it is then; pages of request b are 10 b + 0, 1 and 2."""
     text = torch.full((len(texts), room), 77, dtype=torch.int32)
     for b, own in enumerate(texts):
@@ -19,7 +19,7 @@ def laid_out(backend, texts, active, first, rows, unread=0, room=80):
     columns = [[len(own) for own in texts], active, first, [*range(0, len(texts) * rows + 1, rows)]]
     length, runs, begin, start = (backend.put(torch.tensor(each, dtype=torch.int32)) for each in columns)
     history = TokenHistory(backend.put(text), length, length)
-    return text_rows(history, runs, backend.put(pages), begin, start, rows, unread, BLOCK), begin.tolist()
+    return text_rows(history, runs, backend.put(pages), begin, start, rows, unread, BLOCK, **masks), begin.tolist()
 
 
 def keys_of(position, verified):
@@ -63,8 +63,23 @@ def test_the_root_may_be_left_out(cuda_backend):
     assert found.last.tolist() == [1, 3] and after == [3, 1]
 
 
+def test_masks_lie_behind_the_last_token_of_requests_that_run(cuda_backend):
+    texts = [[1, 2, 3, 4], [5, 6], [7, 8]]
+    found, after = laid_out(cuda_backend, texts, [1, 1, 0], [2, 1, 0], 5, masks=2, mask_token=99)
+    assert found.rows.tokens.tolist() == [3, 4, 99, 99, -1, 6, 99, 99, -1, -1, *[-1] * 5]
+    assert found.rows.depths.tolist() == [0, 1, 2, 3, -1, 0, 1, 2, -1, -1, *[-1] * 5]
+    bits = torch.zeros(15, 1, dtype=torch.int32)
+    bits[:4], bits[5:8] = ancestor_bits([chain(4)], 1), ancestor_bits([chain(3)], 1)
+    assert found.rows.ancestors.cpu().equal(bits)
+    assert found.last.tolist() == [1, 5, 10] and after == [3, 1, 0]
+    narrow, _ = laid_out(cuda_backend, texts[:1], [1], [0], 5, masks=3, mask_token=9)
+    assert narrow.rows.tokens.tolist() == [1, 2, 3, 4, 9]
+
+
 def test_sizes_that_do_not_fit_are_refused(cuda_backend):
     with pytest.raises(ValueError, match=r"^unread: expected 0 or more tokens, got -1"):
         laid_out(cuda_backend, [[1, 2]], [1], [0], 3, unread=-1)
+    with pytest.raises(ValueError, match=r"^masks: expected 0 or more, of a token from 0, got -1, 0"):
+        laid_out(cuda_backend, [[1, 2]], [1], [0], 3, masks=-1)
     with pytest.raises(ValueError, match=r"^rows.tokens: 300 rows per request, at most"):
         laid_out(cuda_backend, [[1, 2]], [1], [0], 300)

@@ -13,8 +13,8 @@ struct Text {
   int* first;
   int *seen_lengths, *seen_table, *seen_bits;
   int64_t* last;
-  int *counts, *roots;
-  int capacity, pages, unread, block, requests;
+  int* counts;
+  int capacity, pages, unread, block, requests, masks, mask_token;
 };
 
 __global__ void __launch_bounds__(kThreads) text_rows_kernel(Text op, ChainRows rows) {
@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kThreads) text_rows_kernel(Text op, ChainRows 
   for (int i = threadIdx.x; i < rows.nodes; i += kThreads) {
     const int position = first + i;
     const bool read = i < count && position < op.capacity;
-    rows.write(b, i, read ? tokens[position] : -1);
+    const bool masked = runs && i >= count && i < count + op.masks;
+    rows.write(b, i, read ? tokens[position] : masked ? op.mask_token : -1);
     const int in_text = position < op.block ? position + 1 : position / op.block * op.block;
     const int keys = position < verified ? in_text : verified;
     const int64_t row = static_cast<int64_t>(b) * rows.nodes + i;
@@ -39,9 +40,8 @@ __global__ void __launch_bounds__(kThreads) text_rows_kernel(Text op, ChainRows 
   __syncthreads();  // all threads have read `first`
   if (threadIdx.x > 0) return;
   op.last[b] = static_cast<int64_t>(b) * rows.nodes + max(count - 1, 0);
-  op.roots[b] = tokens[max(length - 1, 0)];
   op.counts[b] = runs, op.counts[op.requests + b] = first, op.counts[2 * op.requests + b] = length - 1;
-  op.counts[3 * op.requests + b] = max(length - 2, 0);
+  op.counts[3 * op.requests + b] = max(length - 2, 0), op.counts[4 * op.requests + b] = tokens[max(length - 1, 0)];
   if (runs) op.first[b] = length - 1;
 }
 
@@ -60,12 +60,13 @@ void run_cuda(const TextRows& op) {
                   op.seen.ancestors.as<int>(),
                   op.last.as<int64_t>(),
                   op.counts.as<int>(),
-                  op.roots.as<int>(),
                   static_cast<int>(op.history.shape[1]),
                   static_cast<int>(op.block_table.shape[1]),
                   static_cast<int>(op.unread),
-                  static_cast<int>(op.block),
-                  static_cast<int>(B)};
+                  static_cast<int>(op.seen.block),
+                  static_cast<int>(B),
+                  static_cast<int>(op.masks),
+                  static_cast<int>(op.mask_token)};
   const ChainRows rows{op.rows.tokens.as<int>(),
                        op.rows.parents.as<int>(),
                        op.rows.depths.as<int>(),

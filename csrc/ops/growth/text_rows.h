@@ -1,4 +1,4 @@
-// The tokens that GLIDE has not cached, between captured cycles, as the rows of its next pass.
+// The tokens that a drafter with a cache of its own has not cached, between captured cycles, as rows of its next pass.
 #pragma once
 #include "base/check.h"
 #include "ops/kv_cache.h"
@@ -20,10 +20,13 @@ struct SeenKeys {
   TensorView lengths;      // [B * N] int32, the last key's slot; 0 where none is seen
   TensorView block_table;  // [B * N, P] int32
   TensorView ancestors;    // [B * N, 1] int32, 1; 0 of padding
+  int64_t block;           // tokens of a block
 };
 
 // Lays out the tokens of every running request from position first[b] on, and counts all but the root as cached then.
 // A request runs if it is active and has two tokens or more: a prompt of one token is in no cache yet.
+//
+// Behind a request's last token may lie mask tokens, for drafters that draft all levels in one pass.
 //
 // A row of the text sees the target's keys of the blocks before its own, in the first block those up to itself; the
 // root sees all keys that are cached, which end before it.
@@ -36,11 +39,10 @@ struct TextRows {
   ChainColumns rows;          // written
   SeenKeys seen;              // written
   TensorView last;            // [B] int64, written: the row of each request's last token
-  TensorView counts;          // [4, B] int32, written: 0 or 1, whether the request runs; `first` as it was; the root's
-                              // position; the target's slot that drafted rows see last
-  TensorView roots;           // [B, 1] int32, written: last committed tokens
+  TensorView counts;          // [5, B] int32, written: 0 or 1, whether the request runs; `first` as it was; the root's
+                              // position; the target's slot that drafted rows see last; the last committed token
   int64_t unread;             // tokens at the end that are not laid out
-  int64_t block;              // tokens of a block
+  int64_t masks, mask_token;  // behind the last token
 
   Device validate() const {
     Checker check;
@@ -58,13 +60,14 @@ struct TextRows {
     check(seen.block_table, "seen.block_table", {DType::kInt32}, {M, P});
     check(seen.ancestors, "seen.ancestors", {DType::kInt32}, {M, 1});
     check(last, "last", {DType::kInt64}, {B});
-    check(counts, "counts", {DType::kInt32}, {4, B});
-    check(roots, "roots", {DType::kInt32}, {B, 1});
+    check(counts, "counts", {DType::kInt32}, {5, B});
     if (B < 1 || M % B != 0 || M < B) fail("rows.tokens: ", M.value, " rows are no whole number for B=", B.value);
     if (M / B > kMaxNodes) fail("rows.tokens: ", M / B, " rows per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("rows.ancestors: ", W.value, " words cannot hold ", M / B, " rows");
     if (unread < 0) fail("unread: expected 0 or more tokens, got ", unread);
-    if (block < 1) fail("block: expected 1 or more tokens, got ", block);
+    if (masks < 0 || mask_token < 0)
+      fail("masks: expected 0 or more, of a token from 0, got ", masks, ", ", mask_token);
+    if (seen.block < 1) fail("seen.block: expected 1 or more tokens, got ", seen.block);
     return check.device();
   }
 };

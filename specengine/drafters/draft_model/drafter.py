@@ -125,7 +125,7 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
     def before_cycle(self, batch: DraftBatch) -> None:
         state = batch.drafter_state
         if state.backlog.is_late(batch.nodes):
-            text = state.late(batch)
+            text = state.late(batch, state.pages[: batch.size])
             self.model.hidden(text.rows, self.small.cache, state.place(batch, text.first))
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
@@ -133,7 +133,7 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
         if not levels:
             return root_trees(batch)  # a later draft finds the token in the history
         state, model, cache = batch.drafter_state, self.model, self.small.cache
-        text = state.committed(batch)
+        text = state.committed(batch, state.pages[: batch.size])
         trees = GrowingTrees(self._plan(batch.size, levels), text.roots, text.running, None)
         hidden = model.hidden(text.rows, cache, state.place(batch, text.first))
         rows = trees.expand(model.logits(take_rows(hidden, text.last)))

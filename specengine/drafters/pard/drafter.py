@@ -9,15 +9,19 @@ from collections.abc import Sequence
 
 import torch
 
+from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
+from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
     CacheCompanion,
+    DeviceStateDrafter,
     HiddenStateReader,
     NetworkDrafter,
     ScoredDrafter,
@@ -27,24 +31,37 @@ from specengine.drafters.distributions.columns import Columns
 from specengine.drafters.distributions.growth import Growth
 from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
 from specengine.drafters.draft_model.small_model import SmallModel
-from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.one_pass.slot_trees import SlotTrees, slot_logits
 from specengine.drafters.pard.checkpoint import PardCheckpoint
 from specengine.drafters.pard.config import Config
 from specengine.drafters.pard.network import PardNetwork
 from specengine.drafters.pard.row_reader import RowReader
 from specengine.drafters.policies import charged, policy_of
+from specengine.drafters.root_tokens import root_trees
+from specengine.drafters.text_state import TextState
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.growth.fill_ranks import fill_ranks
+from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 
 
 class Pard(
-    Drafter, HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDistributions, NetworkDrafter, TokenizerChecker
+    Drafter,
+    HiddenStateReader,
+    CacheCompanion,
+    ScoredDrafter,
+    LevelDistributions,
+    NetworkDrafter,
+    TokenizerChecker,
+    DeviceStateDrafter,
 ):
     """Drafts the tokens of all levels in one pass; no level knows which token the level above it got.
+
+    Captured cycles draft chains without features.
 
     costs: of cycles; by default learned from them.
     """
@@ -71,6 +88,11 @@ class Pard(
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(None, model.config.vocab_size, target.config.vocab_size, target.device)
         self.shape = TreeShape.backbone(*config.drawn)
+        self._mask_token, self._positions = checkpoint.mask_token, target.config.max_position
+        self.drafts_in_cycle = config.tree == "chain" and self._features is None
+        self._chain = RankCandidates(RankTree.of([[0] * level for level in range(1, config.length + 1)]), target.device)
+        self._expanders = BackboneExpanders([1])
+        self._levels = torch.arange(config.length, device=target.device)
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
 
@@ -101,6 +123,8 @@ class Pard(
 
     def attach(self, cache: KVCache) -> None:
         self._rows.attach(cache)
+        if cache.fixed and self.drafts_in_cycle:  # captured graphs hold on to the rotary tables
+            self.network.ensure_positions(self._positions + self.config.length)
 
     def filled(self, request: DraftRequest) -> int:
         return self._rows.filled(request)
@@ -156,6 +180,40 @@ class Pard(
     @property
     def learned(self) -> list[list[float]]:
         return self.calibrated.learned
+
+    @property
+    def device_rows(self) -> int:
+        return 2 * self.config.length + 1  # what a cycle commits and the root, then masks
+
+    def new_device_state(self, slots: int) -> TextState:
+        length = self.config.length
+        return TextState(slots, length + 2, self.logits_device, masks=length - 1)
+
+    def load(self, state: TextState, slot: int, request: DraftRequest) -> None:
+        cached = self._rows.cached_behind(request, state.backlog.most)
+        state.count(slot, cached, len(request.tokens) - cached)
+
+    def unload(self, state: TextState, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            self._rows.take_back(request, int(state.first[slot]))
+        state.first[slot] = 0
+
+    def before_cycle(self, batch: DraftBatch) -> None:
+        state, table = batch.drafter_state, batch.cache.block_table
+        if state.backlog.is_late(batch.nodes):
+            text = state.late(batch, table)
+            self.network.cache(text.rows, None, CacheBatch(table, text.first), self._rows.pool)
+
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        levels, table = min(self.config.length, batch.nodes - 1), batch.cache.block_table
+        if not levels:
+            return root_trees(batch)  # a later draft finds the token in the history
+        text = batch.drafter_state.committed(batch, table, levels - 1, self._mask_token)
+        hidden = self.network.hidden(text.rows, None, CacheBatch(table, text.first), self._rows.pool)
+        slots = (text.last[:, None] + self._levels[:levels]).view(-1)
+        best = self._expanders(self.network.logits(take_rows(hidden, slots))[:, None])
+        columns = fill_ranks(best, None, self._chain.columns(levels), batch.history, by_request=True)
+        return batch.selected(*columns, text.running, levels)
 
     def _logits(self, requests: Sequence[DraftRequest], levels: int) -> torch.Tensor:
         """Returns float32 [B, levels, V], by one pass."""

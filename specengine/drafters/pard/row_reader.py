@@ -132,6 +132,15 @@ class RowReader:
             if request.drafter_reads and len(request.tokens) - self._state(request).cached > MOST_WAITING:
                 self._read_up_to(request, len(request.tokens) - 1)
 
+    def cached_behind(self, request: DraftRequest, most: int) -> int:
+        """Reads rows until at most `most` wait; returns how many are cached."""
+        self._read_up_to(request, len(request.tokens) - most)
+        return min(self._state(request).cached, len(request.tokens) - 1)  # the last token is read again
+
+    def take_back(self, request: DraftRequest, cached: int) -> None:
+        """Counts the rows that captured cycles have cached."""
+        self._state(request).cached = cached
+
     def can_draft(self, request: DraftRequest) -> bool:
         """Returns whether the last token of a request is still to be read."""
         return request.drafter_reads and self._state(request).cached < len(request.tokens)

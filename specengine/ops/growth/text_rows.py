@@ -1,4 +1,4 @@
-"""The tokens that GLIDE has not cached, between captured cycles, as the rows of its next pass; CUDA only.
+"""The tokens that a drafter has not cached, between captured cycles, as the rows of its next pass; CUDA only.
 
 Shapes: B requests, N rows of each.
 """
@@ -40,13 +40,16 @@ def text_rows(
     row_start: torch.Tensor,
     rows: int,
     unread: int,
-    block: int,
+    block: int = 1,
+    masks: int = 0,
+    mask_token: int = 0,
 ) -> TextRows:
     """Lays out the tokens of every running request from position `first` on, and counts all but the root as read.
 
     active: int32 [B], 0: idle; a request of one token does not run either.  block_table: int32 [B, P], of the target.
     first: int32 [B], written.  row_start: int32 [B + 1], multiples of N = `rows`.  unread: tokens at the end that are
     left out.  block: tokens of a block; a row sees the target's keys of the blocks before its own.
+    masks: rows of `mask_token` behind a running request's last token, as far as there is room.
     """
     batch, count, device = len(active), len(active) * rows, active.device
 
@@ -54,9 +57,10 @@ def text_rows(
         return torch.empty(shape, dtype=torch.int32, device=device)
 
     chains = _C.ChainColumns(ints(count), ints(count), ints(count), ints(count, -(-rows // 32)))
-    seen = _C.SeenKeys(ints(count), ints(count, block_table.shape[1]), ints(count, 1))
-    last, counts, roots = torch.empty(batch, dtype=torch.int64, device=device), ints(4, batch), ints(batch, 1)
+    seen = _C.SeenKeys(ints(count), ints(count, block_table.shape[1]), ints(count, 1), block)
+    last, counts = torch.empty(batch, dtype=torch.int64, device=device), ints(5, batch)
     text = (history.tokens, history.length, active, block_table, first)
-    _C.text_rows(*text, chains, seen, last, counts, roots, unread, block)
+    _C.text_rows(*text, chains, seen, last, counts, unread, masks, mask_token)
     tree = TreeBatch(chains.tokens, chains.parents, chains.depths, row_start, chains.ancestors, rows)
-    return TextRows(tree, seen, last, roots, *counts)
+    *known, roots = counts
+    return TextRows(tree, seen, last, roots[:, None], *known)

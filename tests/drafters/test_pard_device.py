@@ -1,0 +1,52 @@
+"""PARD inside captured cycles: the CUDA kernels on the simulator, or on a GPU where there is one."""
+
+import dataclasses
+
+import pytest
+
+from specengine import Engine
+from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.ops import cuda_ops
+from specengine.rules.base import Wants
+from specengine.tensor_parallel.loading import load_model
+from tests.backends import cpu_kernels
+from tests.drafters.pard_files import write_pard
+from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED
+from tests.engines import ids
+
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
+
+
+@pytest.fixture
+def tiny_target(cuda_backend):
+    """A tiny float32 model on the CPU, and the same on the device."""
+    ops = cuda_ops(cuda_backend.device, strict=True)
+    with cpu_kernels():
+        model = load_model("random:tiny-llama", device="cpu", dtype="float32")
+    return model, load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_device_says_and_drafts_what_the_cpu_does(tiny_target, params, tmp_path):
+    model, on_device = tiny_target
+    spec = f"pard:{write_pard(tmp_path / 'pard')},tree=chain,length=3,adaptive=false"
+    traced = dataclasses.replace(params, trace=True)
+    with cpu_kernels():
+        expected = Engine(model, drafter=spec, max_batch_size=2).generate(PROMPTS, traced)
+    engine = Engine(on_device, drafter=spec, max_batch_size=2)
+    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    outputs = engine.generate(PROMPTS, traced)
+    assert ids(outputs) == ids(expected)
+    drafted = 0
+    for prompt, ours, theirs in zip(PROMPTS, outputs, expected, strict=True):
+        if len(prompt) > 1:  # a text of one token is not read yet
+            drafts = [(cycle.tokens, cycle.accepted) for cycle in ours.trace]
+            assert drafts == [(cycle.tokens, cycle.accepted) for cycle in theirs.trace]
+            drafted += sum(len(cycle.tokens) == 4 for cycle in ours.trace)
+    assert drafted > 8
+
+
+def test_trees_are_grown_between_the_cycles(tiny_target, tmp_path):
+    engine = Engine(tiny_target[1], drafter=f"pard:{write_pard(tmp_path / 'pard')}")
+    assert not drafts_in_cycles(engine.drafter, Wants.NOTHING)
