@@ -20,6 +20,7 @@ from specengine.ops.autotune import LinearChoices
 from specengine.ops.linear import LIBRARY
 from specengine.rules import parse_rule
 from specengine.rules.lossless import Match
+from specengine.tensor_parallel import loading
 from tests.backends import use_core
 from tests.fake_cuda.core import FakeCore
 from tests.fake_cuda.launches import Launches
@@ -71,6 +72,7 @@ class FakeMachine:
         self.device = device
         use_core(FakeCore(device), patch)
         patch.setattr(op_table, "LinearChoices", self._choices)
+        patch.setattr(loading, "resolve_device", lambda _: CUDA)  # of models that drafters load
         self._by_library = False
 
     def target(self, by_library: bool = False, name: str = "tiny-llama") -> Transformer:
