@@ -6,6 +6,7 @@
 
 #include "cuda/base/arch.cuh"
 #include "cuda/sampling/block_sampler.cuh"
+#include "cuda/sampling/walk_notes.cuh"
 #include "rules/rules.h"
 
 namespace specengine {
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rul
 }  // namespace
 
 void verify_by_rule(const VerifyTree& op) {
+  if (walk_with_notes(op)) return;
   const int64_t V = op.workspace.scores.shape[1];
   const bool drafted = op.draft.logits.defined();
   Arguments a{};
