@@ -23,7 +23,8 @@ namespace {
 // More rows than this are faster left to the blocks of verify_rules.cu: there are many of them, and they read fewer
 // rows.
 constexpr int64_t kMostNotedRows = 512;
-constexpr int kSteps = 3;         // two refused children and the draw behind them
+// Two refused children and the draw behind them. A rule from the leaves up refuses a whole path first.
+constexpr int kSteps = 3, kStepsFromLeaves = 8;
 constexpr int kMaxWalkParts = 132;  // blocks of a request, of a few tokens for each thread in a vocabulary of 128k
 
 struct WalkArguments : RuleRows {
@@ -64,7 +65,7 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
   const int first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
   if (node < nodes) {
     tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
-    masses[node] = NotedRows::kUnknownMass;
+    masses[node] = kUnknownMass;
   }
   constexpr int kWords = sizeof(NodeNotes) / sizeof(uint64_t);
   const int from = only < 0 ? 0 : only, until = only < 0 ? nodes : only + 1;
@@ -81,8 +82,8 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
   }
   const DraftedTree tree{tokens, parents, nodes, {op.masks.row(first), op.masks.words}};
   if (threadIdx.x == 0) {
-    NotedRows::begin(op, b, tree, launch);
     NodeState& state = node_state();
+    state.begin(op, b, tree, launch);
     state.notes = notes, state.prepared_sums = sums, state.have_prepared = prepared;
     state.masses = masses, state.values = values, state.marks = marks;
   }
@@ -92,7 +93,7 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
 
 // The sum of number `sum` at the block's node. Grid (M, parts).
 template <typename Rule>
-__global__ void __launch_bounds__(kWalkThreads, 2) prepare_kernel(WalkArguments op, Rule rule, int sum) {
+__global__ void __launch_bounds__(kWalkThreads, 1) prepare_kernel(WalkArguments op, Rule rule, int sum) {
   wait_for_previous_kernel();
   const int index = blockIdx.x, b = request_of_row(op);
   if (b < 0 || !op.has_draft(index) || !op.notes[index].node.has_draft) return;
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2) prepare_kernel(WalkArguments 
 
 // Launch `step` of the walks; step == op.steps: the last one. Grid (B, parts), or B.
 template <typename Rule>
-__global__ void __launch_bounds__(kWalkThreads, 2) walk_notes_kernel(WalkArguments op, Rule rule, int step) {
+__global__ void __launch_bounds__(kWalkThreads, 1) walk_notes_kernel(WalkArguments op, Rule rule, int step) {
   wait_for_previous_kernel();
   const int b = blockIdx.x;
   const bool last = step == op.steps;
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kWalkThreads, 2) walk_notes_kernel(WalkArgumen
   NotedRows rows(begin(op, b, launch, -1, op.prepared));
   const Verdict end = walk(rule, rows);
   if (!last) {
-    if (blockIdx.y == 0 && threadIdx.x == 0) *op.ended(b, step) = !rows.stopped();
+    if (blockIdx.y == 0 && threadIdx.x == 0) *op.ended(b, step) = rows.ended();
     return;
   }
   write(op, b, rows, end);
@@ -171,7 +172,7 @@ void walk_by(const VerifyTree& op, const Rule& rule) {
 
   const int64_t groups = (V + kGroups - 1) / kGroups;
   const int64_t parts = std::clamp<int64_t>(multiprocessors(device) / B, 1, std::min<int64_t>(groups, kMaxWalkParts));
-  a.steps = kSteps;
+  a.steps = std::is_same_v<Rule, Traversal> ? kStepsFromLeaves : kSteps;
   while (words_of_log(a.steps, parts) > kWeightPlanes * V) --a.steps;  // of small vocabularies
   a.walk_parts = static_cast<int>(parts);
   const size_t shared = a.columns * (sizeof(NodeNotes) + kMaxPrepared * sizeof(uint64_t));
