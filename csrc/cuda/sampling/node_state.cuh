@@ -92,12 +92,14 @@ struct NodeState {
   bool filters;
   uint32_t root_position;
   int first;
-  const NodeNotes* notes;         // of its nodes, in shared memory
-  const uint64_t* prepared_sums;  // [nodes][kMaxPrepared], in shared memory
+  // Of its nodes, in shared memory.
+  const NodeNotes* notes;
+  const int16_t *first_child, *next_sibling;  // [nodes], -1: none; children that masks forbid are left out
+  const uint64_t* prepared_sums;  // [nodes][kMaxPrepared]
   int have_prepared;              // how many of them are known
-  uint64_t* masses;               // [nodes], in shared memory: what a refused child has left; kUnknownMass at first
-  double* values;                 // [nodes], in shared memory
-  int* marks;                     // [nodes], in shared memory
+  uint64_t* masses;               // [nodes] what a refused child has left; kUnknownMass at first
+  double* values;                 // [nodes]
+  int* marks;                     // [nodes]
   // The walk.
   int operations;
   bool stopped, draws;  // draws: it stopped at a draw, behind which every walk ends

@@ -19,6 +19,15 @@ class NotedRows : public DraftedTree, protected WeightArithmetic {
   // Whether no further operation will be shared.
   __device__ bool ended() const { return !state().stopped || state().draws; }
 
+  // As DraftedTree's, which look for children node by node.
+  __device__ int first_child(int node) const { return state().first_child[node]; }
+  __device__ int next_sibling(int node) const { return state().next_sibling[node]; }
+  __device__ int child_with(int node, int wanted) const {
+    int child = first_child(node);
+    while (child >= 0 && tokens[child] != wanted) child = next_sibling(child);
+    return child;
+  }
+
   __device__ bool load(int node, const Needs&) {
     const NodeNotes& notes = state().notes[node];
     if (stopped() || (notes.noted && !(notes.sides[0].sound && notes.sides[1].sound))) return false;
@@ -164,11 +173,8 @@ class NotedRows : public DraftedTree, protected WeightArithmetic {
 
   // The weights of a child's token, which the notes have.
   __device__ TokenWeights known(int token) {
-    const int node = state().node;
-    if (parents[known_] != node || tokens[known_] != token) {
-      known_ = node + 1;
-      while (known_ < count && (parents[known_] != node || tokens[known_] != token)) ++known_;
-      if (known_ == count) known_ = 0;  // no child: only after a stop
+    if (parents[known_] != state().node || tokens[known_] != token) {
+      known_ = max(child_with(state().node, token), 0);  // no child: only after a stop
     }
     const SideNotes *target = &state().notes[known_].sides[0], *draft = &state().notes[known_].sides[1];
     return {target->weight, draft->weight, target->untempered_weight, draft->untempered_weight};

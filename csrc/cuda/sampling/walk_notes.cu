@@ -60,6 +60,8 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
   SPECENGINE_SHARED(double, values, kMaxNodes);
   SPECENGINE_SHARED(int, marks, kMaxNodes);
   SPECENGINE_SHARED(uint64_t, masses, kMaxNodes);
+  SPECENGINE_SHARED(int16_t, first_child, kMaxNodes);
+  SPECENGINE_SHARED(int16_t, next_sibling, kMaxNodes);
   SPECENGINE_DYNAMIC_SHARED(NodeNotes, notes);  // [columns], then the prepared sums
   uint64_t* const sums = reinterpret_cast<uint64_t*>(notes + op.columns);
   const int first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
@@ -84,9 +86,22 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
   if (threadIdx.x == 0) {
     NodeState& state = node_state();
     state.begin(op, b, tree, launch);
+    state.first_child = first_child, state.next_sibling = next_sibling;
     state.notes = notes, state.prepared_sums = sums, state.have_prepared = prepared;
     state.masses = masses, state.values = values, state.marks = marks;
   }
+  __syncthreads();
+  if (node < nodes) {  // links its children
+    int16_t* last = &first_child[node];
+#pragma unroll 1
+    for (int child = 1; child < nodes; ++child) {
+      if (parents[child] != node || child <= node || tokens[child] == kNoToken) continue;
+      if (!is_allowed(tree.masks.row(node), tokens[child])) continue;
+      *last = static_cast<int16_t>(child), last = &next_sibling[child];
+    }
+    *last = -1;
+  }
+  if (node == 0) next_sibling[0] = -1;
   __syncthreads();
   return tree;
 }
