@@ -47,9 +47,9 @@ enum class Mode { kNone, kKeepDraft, kMix };
 // The changes of a node's target: first a mixture with the draft, then refused children in turn.
 struct Changes : protected WeightArithmetic {
   Mode mode;
-  Side judge;                 // of a mixture: whose untempered probability decides which tokens keep the draft's,
-  double least;               // by being at least this,
-  uint64_t judge_total;       // and the sum of its weights
+  Side judge;            // of a mixture: whose untempered probability decides which tokens keep the draft's,
+  double least;          // by being at least this,
+  uint64_t judge_total;  // and the sum of its weights
   double mix_scale, mix_rest;
   int count;
   const Change* list;
@@ -95,11 +95,11 @@ struct NodeState {
   // Of its nodes, in shared memory.
   const NodeNotes* notes;
   const int16_t *first_child, *next_sibling;  // [nodes], -1: none; children that masks forbid are left out
-  const uint64_t* prepared_sums;  // [nodes][kMaxPrepared]
-  int have_prepared;              // how many of them are known
-  uint64_t* masses;               // [nodes] what a refused child has left; kUnknownMass at first
-  double* values;                 // [nodes]
-  int* marks;                     // [nodes]
+  const uint64_t* prepared_sums;              // [nodes][kMaxPrepared]
+  int have_prepared;                          // how many of them are known
+  uint64_t* masses;                           // [nodes] what a refused child has left; kUnknownMass at first
+  double* values;                             // [nodes]
+  int* marks;                                 // [nodes]
   // The walk.
   int operations;
   bool stopped, draws;  // draws: it stopped at a draw, behind which every walk ends

@@ -102,8 +102,8 @@ __device__ inline void leave(PartResult result, bool draws) {
 
 enum class RowSum { kTrusted, kTarget, kDistance };
 
-// A sum over the tokens of the loaded node: of the draft's weights that a mixture trusts, of the target's as changed, or
-// of half the L1 distance of the two.
+// A sum over the tokens of the loaded node: of the draft's weights that a mixture trusts, of the target's as changed,
+// or of half the L1 distance of the two.
 __device__ __noinline__ inline uint64_t node_sum(RowSum kind) {
   SPECENGINE_SHARED(uint64_t, totals, kWarp);
   const NodeState& s = node_state();
@@ -111,7 +111,8 @@ __device__ __noinline__ inline uint64_t node_sum(RowSum kind) {
   const int number = next_operation();
   uint64_t total = 0;
   if (number < s.launch.logged) {
-    for (int i = threadIdx.x; i < s.launch.parts; i += blockDim.x) total += s.launch.log[number * s.launch.parts + i].bits;
+    for (int i = threadIdx.x; i < s.launch.parts; i += blockDim.x)
+      total += s.launch.log[number * s.launch.parts + i].bits;
     return block_reduce<Sum>(total, totals);
   }
   shape_rows();

@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(kNoteThreads, 2) merge_kernel(RuleRows op, int
   if (!notes.node.sides[0].sound || !notes.node.sides[1].sound) return;
 
   const int first = op.row_start[b], node = index - first, child = threadIdx.x;
-  const bool is_child = child > node && child < op.nodes(b) && op.parents[first + child] == node &&
-                        op.tokens[first + child] != kNoToken;
+  const bool is_child =
+      child > node && child < op.nodes(b) && op.parents[first + child] == node && op.tokens[first + child] != kNoToken;
 #pragma unroll 1
   for (int i = 0; i < (drafted ? 2 : 1); ++i) {
     const NotedRow row(op, shape, static_cast<Side>(i), b, notes);

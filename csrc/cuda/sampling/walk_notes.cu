@@ -34,9 +34,7 @@ struct WalkArguments : RuleRows {
 
   __device__ uint64_t* room(int b) const { return weights + b * kWeightPlanes * table.vocab; }
   __device__ uint64_t* ended(int b, int step) const { return room(b) + step; }
-  __device__ PartResult* log(int b) const {
-    return reinterpret_cast<PartResult*>(room(b) + (steps + 1) / 2 * 2);
-  }
+  __device__ PartResult* log(int b) const { return reinterpret_cast<PartResult*>(room(b) + (steps + 1) / 2 * 2); }
 };
 // Words of a request's room.
 int64_t words_of_log(int64_t steps, int64_t parts) { return (steps + 1) / 2 * 2 + 2 * steps * parts; }
@@ -72,7 +70,8 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
   constexpr int kWords = sizeof(NodeNotes) / sizeof(uint64_t);
   const int from = only < 0 ? 0 : only, until = only < 0 ? nodes : only + 1;
   for (int i = from * kWords + threadIdx.x; i < until * kWords; i += blockDim.x) {
-    reinterpret_cast<uint64_t*>(notes)[i] = reinterpret_cast<const uint64_t*>(&op.notes[first + i / kWords])[i % kWords];
+    reinterpret_cast<uint64_t*>(notes)[i] =
+        reinterpret_cast<const uint64_t*>(&op.notes[first + i / kWords])[i % kWords];
   }
   for (int i = from * kMaxPrepared + threadIdx.x; i < until * kMaxPrepared; i += blockDim.x) {
     const int slot = i % kMaxPrepared;
@@ -139,8 +138,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) walk_notes_kernel(WalkArgumen
     return;
   }
   PartResult* const log = op.log(b);
-  const WalkLaunch launch{log, log + step * op.walk_parts + blockIdx.y, step, static_cast<int>(blockIdx.y),
-                          op.walk_parts, last};
+  const WalkLaunch launch{
+      log, log + step * op.walk_parts + blockIdx.y, step, static_cast<int>(blockIdx.y), op.walk_parts, last};
   NotedRows rows(begin(op, b, launch, -1, op.prepared));
   const Verdict end = walk(rule, rows);
   if (!last) {
