@@ -9,8 +9,7 @@
 
 namespace specengine {
 
-constexpr int kWalkThreads = 256;
-static_assert(kWalkThreads >= kMaxNodes);
+constexpr int kWalkThreads = 128;  // all of them run the rule: more would wait longer for each other
 
 // A part's result of an operation: a sum, or the bits of a candidate's value.
 struct PartResult {

@@ -62,8 +62,8 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
   SPECENGINE_SHARED(int16_t, next_sibling, kMaxNodes);
   SPECENGINE_DYNAMIC_SHARED(NodeNotes, notes);  // [columns], then the prepared sums
   uint64_t* const sums = reinterpret_cast<uint64_t*>(notes + op.columns);
-  const int first = op.row_start[b], nodes = op.nodes(b), node = threadIdx.x;
-  if (node < nodes) {
+  const int first = op.row_start[b], nodes = op.nodes(b);
+  for (int node = threadIdx.x; node < nodes; node += blockDim.x) {
     tokens[node] = op.tokens[first + node], parents[node] = op.parents[first + node];
     masses[node] = kUnknownMass;
   }
@@ -90,7 +90,7 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
     state.masses = masses, state.values = values, state.marks = marks;
   }
   __syncthreads();
-  if (node < nodes) {  // links its children
+  for (int node = threadIdx.x; node < nodes; node += blockDim.x) {  // links its children
     int16_t* last = &first_child[node];
 #pragma unroll 1
     for (int child = 1; child < nodes; ++child) {
@@ -100,7 +100,7 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
     }
     *last = -1;
   }
-  if (node == 0) next_sibling[0] = -1;
+  if (threadIdx.x == 0) next_sibling[0] = -1;
   __syncthreads();
   return tree;
 }
