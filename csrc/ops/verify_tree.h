@@ -2,9 +2,10 @@
 // rule decides whether to follow a child, and the walk ends with the bonus token.
 //
 // Acceptance is decided by the rules in rules/, on both devices. The CPU walks in cpu/verify_tree.cpp. CUDA walks in
-// cuda/sampling/verify_rules.cu, for rule `match` in cuda/sampling/verify_tree.cu. Random numbers are Philox numbers
-// (base/philox.h). A draw's noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second
-// (seed, position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
+// cuda/sampling/walk_notes.cu or, with many rows, verify_rules.cu; for rule `match` in cuda/sampling/verify_tree.cu.
+// Random numbers are Philox numbers (base/philox.h). A draw's noise has two levels: the first is keyed (seed, position,
+// block of 64 tokens), the second (seed, position, token). Acceptance coins are keyed (seed, root position, node), on a
+// stream of their own.
 //
 // A mask sets the scores of the tokens that it forbids to -inf before the sampling parameters shape them. At the node's
 // draft distribution it makes their weights zero after those parameters, because the drafter drew without masks. A node
@@ -80,7 +81,8 @@ struct RowNotes {
 constexpr int64_t kRowStateWords = sizeof(RowNotes) / sizeof(int64_t);
 static_assert(sizeof(RowState) <= sizeof(RowNotes) && sizeof(RowNotes) % sizeof(int64_t) == 0);
 
-// Weights per token and request that rules other than `match` use; see rules/rows.h.
+// Weights per token and request that rules other than `match` use, see rules/rows.h; walks with notes keep their log
+// there.
 constexpr int64_t kWeightPlanes = 4;
 
 // The distributions that children were drafted from.

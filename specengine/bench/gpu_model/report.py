@@ -58,11 +58,10 @@ def tables(data: dict[str, Any]) -> list[Table]:
         out[-1].add_row(cycle["name"], f"{cycle['modelled_ms']:.2f}", str(cycle["launches"]), *moved)
     for cycle in data["modelled_cycles"]:
         out.append(_kernels(cycle))
-    heads = ("launches", "accepted us", "in one block", "refused us", "in one block", "compact_kv us")
-    out.append(_table("Verification by rules, 60 nodes (modelled)", "rule", *heads))
+    ways = ("launches", "accepted us", "in one block", "refused us", "in one block", "compact_kv us")
+    out.append(_table("Verification by rules, 60 nodes (modelled)", "rule", *ways))
     for each in data["modelled_rules"]:
-        cells = ["" if value is None else str(value) for value in each.values()]
-        out[-1].add_row(*cells)
+        out[-1].add_row(*("" if value is None else str(value) for value in each.values()))
     rows = data["modelled_coded_linears"][0]["rows"]
     heads = (*(f"us, {m} rows" for m in rows), *(f"share, {m} rows" for m in rows), "Marlin, published")
     out.append(_table("Weights in codes (modelled, lower bounds): H100", "format, layer", "MB", *heads))
