@@ -225,17 +225,16 @@ class FakeCore:
         if name == "verify_tree":
             logits, _, draft, masks, _, workspace, rule, _ = arguments
             by_match = kernels if masks is None else UNDER_MASKS
-            noted = workspace.row_states is not None and len(logits) <= MOST_NOTED_ROWS
+            noted = workspace.row_states is not None and len(logits) <= MOST_NOTED_ROWS and rule != "margin_strict"
             kernels = by_match if rule == "match" else walks(rule, draft.logits is not None) if noted else ("walk",)
         self._device.launch(kernels)
 
 
 def walks(rule: str, drafted: bool) -> tuple[str, ...]:
     """The kernels of verify_tree by a rule other than match, with notes on rows."""
-    notes = tuple(name for name in NOTES if rule != "margin_strict" or name != "sums")
     prepared = PREPARED.get(rule, 0) if drafted else 0
     steps = STEPS_FROM_LEAVES if rule in ("block", "traversal") else STEPS
-    return (*notes, *["prepare"] * prepared, *["walk_notes"] * (steps + 1))
+    return (*NOTES, *["prepare"] * prepared, *["walk_notes"] * (steps + 1))
 
 
 def check(name: str, arguments: tuple) -> None:

@@ -187,7 +187,7 @@ __device__ void merge_parts(const RuleRows& op, RowNotes& notes, Side side, int 
   const bool sound = temper(tops, row.temperature, &top);
   uint64_t total = 0, untempered_total = 0, moment = 0;
   Candidate chosen = nothing();
-  for (int i = 0; i < parts && sound && (op.needs.weights || op.needs.drawn); ++i) {
+  for (int i = 0; i < parts && sound; ++i) {
     total += part[i].total, untempered_total += part[i].untempered_total, moment += part[i].moment;
     chosen = better(chosen, part[i].chosen);
   }
@@ -293,7 +293,7 @@ int note_rows(const NoteRows& op) {
   run(dim3(static_cast<unsigned>(op.requests), shares), kNoteThreads, mark_rows_kernel);
   run(dim3(M, parts, sides), kNoteThreads, tops_kernel);
   run(dim3(M, 1, sides), kFilterThreads, filter_rows_kernel, count);
-  if (needs.weights || needs.drawn) run(dim3(M, parts, sides), kNoteThreads, sums_kernel, count);
+  run(dim3(M, parts, sides), kNoteThreads, sums_kernel, count);
   run(dim3(M), kNoteThreads, merge_kernel, count);
   return count;
 }

@@ -181,7 +181,6 @@ void walk_by(const VerifyTree& op, const Rule& rule) {
   void* const stream = op.trees.tokens.stream;
   WalkArguments a = arguments_of(op);
   a.needs = Rule::needs, a.all_nodes = !Rule::needs.weights;
-  if constexpr (std::is_same_v<Rule, Margin>) a.needs.drawn = !rule.strict;
   a.note_parts = note_rows({a, M, B, op.trees.history.tokens.shape[1], device, stream});
 
   const int64_t groups = (V + kGroups - 1) / kGroups;
@@ -211,10 +210,15 @@ void walk_by(const VerifyTree& op, const Rule& rule) {
 bool walk_with_notes(const VerifyTree& op) {
   const int64_t M = op.trees.tokens.shape[0];
   if (!op.workspace.row_states.defined() || M == 0 || M > kMostNotedRows) return false;
+  bool walked = true;
   with_rule(op.rule, op.options, [&](auto rule) {
-    if constexpr (!std::is_same_v<decltype(rule), Match>) walk_by(op, rule);
+    using Rule = decltype(rule);
+    if constexpr (std::is_same_v<Rule, Margin>) walked = !rule.strict;  // it reads a row so seldom that notes cost more
+    if constexpr (!std::is_same_v<Rule, Match>) {
+      if (walked) walk_by(op, rule);
+    }
   });
-  return true;
+  return walked;
 }
 
 }  // namespace specengine

@@ -4,7 +4,7 @@
 
 namespace specengine {
 
-// False: there are too many rows, or no room for notes.
+// False: there are too many rows, no room for notes, or the rule does without.
 bool walk_with_notes(const VerifyTree& op);
 
 }  // namespace specengine
