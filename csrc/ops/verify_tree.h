@@ -2,9 +2,10 @@
 // rule decides whether to follow a child, and the walk ends with the bonus token.
 //
 // Acceptance is decided by the rules in rules/, on both devices. The CPU walks in cpu/verify_tree.cpp. CUDA walks in
-// cuda/sampling/verify_rules.cu, for rule `match` in cuda/sampling/verify_tree.cu. Random numbers are Philox numbers
-// (base/philox.h). A draw's noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second
-// (seed, position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
+// cuda/sampling/walk_notes.cu or, with many rows, verify_rules.cu; for rule `match` in cuda/sampling/verify_tree.cu.
+// Random numbers are Philox numbers (base/philox.h). A draw's noise has two levels: the first is keyed (seed, position,
+// block of 64 tokens), the second (seed, position, token). Acceptance coins are keyed (seed, root position, node), on a
+// stream of their own.
 //
 // A mask sets the scores of the tokens that it forbids to -inf before the sampling parameters shape them. At the node's
 // draft distribution it makes their weights zero after those parameters, because the drafter drew without masks. A node
@@ -40,9 +41,48 @@ struct RowState {
   float top, min_p;                  // all of them with at least min_p of the weight of the score `top`
   Candidate candidates[kMaxSlices];  // the winners of parts of the row
 };
-constexpr int64_t kRowStateWords = sizeof(RowState) / sizeof(int64_t);
 
-// Weights per token and request that rules other than `match` use; see rules/rows.h.
+// CUDA's notes on a node between the launches of other rules. They do not depend on the walk.
+constexpr int kMaxParts = 8;
+struct RowPart {       // a part of a row
+  float best, second;  // largest scores before temperature and filters; best infinite without token: no distribution
+  int32_t best_token, second_token;
+  uint64_t total, untempered_total;  // of weights: as the parameters shape them; without temperature and filters
+  uint64_t moment;                   // of weights times distances to the largest score: entropy follows from it
+  Candidate chosen;  // the target's draw; of the drafter, the token of the largest untempered weight that a mask allows
+};
+struct SideNotes {  // a row of the target or of the drafter
+  uint64_t total, untempered_total;
+  uint64_t weight, untempered_weight;  // of the node's token in the row of its PARENT
+  float best, top;                     // the largest score before temperature, and after it
+  int32_t top_token;
+  uint32_t threshold;  // as in RowState
+  int32_t last;
+  int32_t sound;  // whether it is a distribution
+};
+struct NodeNotes {
+  SideNotes sides[2];  // target, drafter
+  uint64_t moment;
+  uint64_t draft_top_weight, target_at_draft_top;  // untempered
+  float second;                                    // the target's second score, before temperature and filters
+  int32_t second_token;
+  int32_t allowed;  // bits: the parameters leave the target's best token, and its second
+  int32_t drawn;    // the target's draw
+  int32_t draft_top_token;
+  int32_t has_draft, noted;
+  int32_t padding;
+};
+constexpr int kMaxPrepared = 2;
+struct RowNotes {
+  NodeNotes node;
+  RowPart parts[2][kMaxParts];                 // target, drafter
+  uint64_t prepared[kMaxPrepared][kMaxParts];  // sums over parts that a rule's `prepare` has asked for
+};
+constexpr int64_t kRowStateWords = sizeof(RowNotes) / sizeof(int64_t);
+static_assert(sizeof(RowState) <= sizeof(RowNotes) && sizeof(RowNotes) % sizeof(int64_t) == 0);
+
+// Weights per token and request that rules other than `match` use, see rules/rows.h; walks with notes keep their log
+// there.
 constexpr int64_t kWeightPlanes = 4;
 
 // The distributions that children were drafted from.
@@ -87,7 +127,7 @@ struct VerifyWorkspace {
   static constexpr char kRecord[] = "VerifyWorkspace";
   TensorView scores;          // [B, V] float32; CUDA: all zero before and after
   TensorView counts;          // [B, V] int32: all zero before and after
-  OptionalTensor row_states;  // [M, 34] int64; only CUDA with rule `match` needs it
+  OptionalTensor row_states;  // [M, kRowStateWords] int64; CUDA: `match` needs it, other rules are faster with it
   OptionalTensor weights;     // [B, 4, V] int64; only rules other than `match` need it
 };
 

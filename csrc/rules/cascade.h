@@ -15,9 +15,28 @@ struct Cascade {
   Deferral deferral;
   double alpha;  // bild: the least target probability of the drafter's best token that keeps its distribution
 
+  // The part of a step that depends on the loaded node alone, not on the walk, and how many sums over the vocabulary it
+  // may ask for.
+  template <typename Rows>
+  SPECENGINE_HOST_DEVICE void prepare(Rows& rows) const {
+    if (rows.has_draft()) mix(rows);
+  }
+  int prepared_sums() const {
+    switch (deferral) {
+      case Deferral::kChow:
+      case Deferral::kDiff:
+      case Deferral::kBild:
+        return 0;
+      case Deferral::kOpt:
+        return 1;
+      default:
+        return 2;
+    }
+  }
+
   template <typename Rows>
   SPECENGINE_HOST_DEVICE Step step(Rows& rows, int node) const {
-    if (rows.has_draft()) mix(rows);
+    prepare(rows);
     const bool mixed = rows.changed();
     return reject_in_turn(rows, node,
                           [&](int token) { return mixed ? rows.processed_prob(token) : rows.target_prob(token); });
@@ -27,12 +46,6 @@ struct Cascade {
   template <typename Rows>
   SPECENGINE_HOST_DEVICE void mix(Rows& rows) const {
     const double target_top = rows.untempered_target_top(), draft_top = rows.untempered_draft_top();
-    const auto trust_draft = [&](double least) {
-      rows.mix([=, &rows](int token) { return rows.untempered_draft_prob(token) >= least; });
-    };
-    const auto trust_target = [&](double least) {
-      rows.mix([=, &rows](int token) { return rows.untempered_target_prob(token) >= least; });
-    };
     const auto keep = [&](bool kept) {
       if (kept) rows.keep_draft();
     };
@@ -48,11 +61,11 @@ struct Cascade {
       case Deferral::kBild:
         return keep(rows.untempered_target_prob(rows.draft_top_token()) >= alpha);
       case Deferral::kTokenV1:
-        return trust_draft(target_top - alpha);
+        return rows.mix(Side::kDraft, target_top - alpha);
       case Deferral::kTokenV2:
-        return trust_target(target_top - alpha);
+        return rows.mix(Side::kTarget, target_top - alpha);
       case Deferral::kTokenV3:
-        return trust_target((1 - alpha) * target_top);
+        return rows.mix(Side::kTarget, (1 - alpha) * target_top);
     }
   }
 };

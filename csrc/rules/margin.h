@@ -11,7 +11,7 @@
 namespace specengine {
 
 struct Margin {
-  static constexpr Needs needs{.leaders = true};
+  static constexpr Needs needs{.leaders = true, .drawn = true};
   float theta;
   bool strict;
 

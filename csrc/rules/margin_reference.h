@@ -10,7 +10,7 @@
 namespace specengine {
 
 struct MarginReference {
-  static constexpr Needs needs{.weights = true, .draft = true, .untempered = true, .leaders = true};
+  static constexpr Needs needs{.weights = true, .draft = true, .untempered = true, .leaders = true, .drawn = true};
   float theta;
 
   template <typename Rows>

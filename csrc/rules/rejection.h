@@ -23,7 +23,7 @@ SPECENGINE_HOST_DEVICE Step reject_in_turn(Rows& rows, int node, const ExactProb
     if (rows.accepts(child, ratio(rows.target_prob(token), draft * lenience))) {
       return {child, token, !rows.accepts(child, ratio(exact_prob(token), draft))};
     }
-    rows.reject(token, scale);
+    rows.reject(child, scale);
   }
   return {-1, rows.residual()};
 }

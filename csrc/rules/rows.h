@@ -37,8 +37,32 @@ struct LogitRows {
   bool replacement;
 };
 
+// How a rule changes weights, the same on both devices.
+struct WeightArithmetic {
+  static constexpr double kUnit = 0x1p61;              // of weights that were probabilities: all together fit 63 bits
+  static constexpr uint64_t kOne = uint64_t{1} << 40;  // the weight of the best score
+
+  SPECENGINE_HOST_DEVICE static double share(uint64_t weight, uint64_t total) {
+    return static_cast<double>(weight) / static_cast<double>(total);
+  }
+  SPECENGINE_HOST_DEVICE static uint64_t unit(double probability) {
+    return probability > 0 ? static_cast<uint64_t>(probability * kUnit) : 0;
+  }
+  // What a weight has left behind a refusal.
+  SPECENGINE_HOST_DEVICE static uint64_t left(uint64_t target, uint64_t draft, double target_scale,
+                                              double draft_scale) {
+    return unit(product(target_scale, static_cast<double>(target)) - product(draft_scale, static_cast<double>(draft)));
+  }
+  // Of a mixture; kept: whether the draft's part counts.
+  SPECENGINE_HOST_DEVICE static uint64_t mixed(uint64_t target, uint64_t draft, bool kept, double draft_scale,
+                                               double rest) {
+    const double own = kept ? product(draft_scale, static_cast<double>(draft)) : 0.0;
+    return unit(own + product(rest, static_cast<double>(target)));
+  }
+};
+
 template <typename Sampler>
-class Rows : public DraftedTree {
+class Rows : public DraftedTree, protected WeightArithmetic {
  public:
   // weights: uint64 [4, V], workspace. values, marks: [N], a rule's notes on nodes. logits and sampler must stay.
   SPECENGINE_HOST_DEVICE Rows(const DraftedTree& tree, const LogitRows& logits, Sampler& sampler, uint64_t* weights,
@@ -103,10 +127,11 @@ class Rows : public DraftedTree {
     return sampler_.uniform(node) <= probability;
   }
 
-  // Takes a refused child's token: target becomes norm(max(scale * target - draft, 0)), and the draft distribution
+  // Refuses a child: target becomes norm(max(scale * target - draft, 0)), and the draft distribution
   // loses the token where siblings were drawn without replacement. Returns the mass before normalising; if it is 0
   // the target stays as it was, because no token will be drawn from it.
-  SPECENGINE_HOST_DEVICE double reject(int token, double scale) {
+  SPECENGINE_HOST_DEVICE double reject(int child, double scale) {
+    const int token = tokens[child];
     changed_ = true;
     if (!has_draft_) {  // the draft distribution is the token
       const uint64_t weight = target()[token], rest = target_total_ - weight;
@@ -157,16 +182,18 @@ class Rows : public DraftedTree {
     changed_ = true;
   }
 
-  // The target becomes draft * [kept] + (1 - sum of draft * [kept]) * target.
-  template <typename Kept>
-  SPECENGINE_HOST_DEVICE void mix(const Kept& kept) {
+  // The target becomes draft * [kept] + (1 - sum of draft * [kept]) * target. kept: tokens to which one of the two
+  // gives at least a probability without temperature and filters.
+  SPECENGINE_HOST_DEVICE void mix(Side judge, double least) {
+    const auto kept = [&](int token) {
+      return (judge == Side::kDraft ? untempered_draft_prob(token) : untempered_target_prob(token)) >= least;
+    };
     const uint64_t trusted = sampler_.sum([&](int64_t v) { return kept(static_cast<int>(v)) ? draft()[v] : 0; });
     if (trusted == 0) return;
     const double draft_scale = 1.0 / static_cast<double>(draft_total_);
     const double rest = share(draft_total_ - trusted, draft_total_) / static_cast<double>(target_total_);
     target_total_ = sampler_.sum([&](int64_t v) {
-      const double own = kept(static_cast<int>(v)) ? product(draft_scale, static_cast<double>(draft()[v])) : 0.0;
-      return target()[v] = unit(own + product(rest, static_cast<double>(target()[v])));
+      return target()[v] = mixed(target()[v], draft()[v], kept(static_cast<int>(v)), draft_scale, rest);
     });
     changed_ = true;
   }
@@ -178,9 +205,6 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE int mark(int node) const { return marks_[node]; }
 
  private:
-  static constexpr double kUnit = 0x1p61;              // of weights that were probabilities: all together fit 63 bits
-  static constexpr uint64_t kOne = uint64_t{1} << 40;  // the weight of the best score
-
   // Takes the forbidden tokens out of the distribution that the drafter drew from: the children that are left are draws
   // from the rest. Returns whether there is a rest; without one no child was drawn from it.
   SPECENGINE_HOST_DEVICE bool mask_draft(const uint32_t* mask, const Needs& needs) {
@@ -205,15 +229,8 @@ class Rows : public DraftedTree {
   SPECENGINE_HOST_DEVICE uint64_t* untempered_target() const { return weights_ + 2 * logits_.vocab; }
   SPECENGINE_HOST_DEVICE uint64_t* untempered_draft() const { return weights_ + 3 * logits_.vocab; }
 
-  SPECENGINE_HOST_DEVICE static double share(uint64_t weight, uint64_t total) {
-    return static_cast<double>(weight) / static_cast<double>(total);
-  }
-  SPECENGINE_HOST_DEVICE static uint64_t unit(double probability) {
-    return probability > 0 ? static_cast<uint64_t>(probability * kUnit) : 0;
-  }
   SPECENGINE_HOST_DEVICE uint64_t excess(int64_t v, double target_scale, double draft_scale) const {
-    return unit(product(target_scale, static_cast<double>(target()[v])) -
-                product(draft_scale, static_cast<double>(draft()[v])));
+    return left(target()[v], draft()[v], target_scale, draft_scale);
   }
 
   const LogitRows& logits_;

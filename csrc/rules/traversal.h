@@ -33,7 +33,7 @@ struct Traversal {
       const int refused = node;
       node = rows.parent(node);
       if (!restore(rows, node)) return {node};
-      const double chance = rows.value(node), mass = rows.reject(rows.token(refused), chance);
+      const double chance = rows.value(node), mass = rows.reject(refused, chance);
       rows.note(refused, chance, kRefused);
       rows.note(node, mass + (1 - chance) > 0 ? mass / (mass + (1 - chance)) : 1.0, kOpen);
     }
@@ -47,7 +47,7 @@ struct Traversal {
     constexpr Needs asked = needs;
     if (!rows.load(node, asked)) return false;
     for (int child = rows.first_child(node); child >= 0; child = rows.next_sibling(child)) {
-      if (rows.mark(child) == kRefused) rows.reject(rows.token(child), rows.value(child));
+      if (rows.mark(child) == kRefused) rows.reject(child, rows.value(child));
     }
     return true;
   }

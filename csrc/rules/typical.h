@@ -7,7 +7,7 @@
 namespace specengine {
 
 struct Typical {
-  static constexpr Needs needs{.weights = true};
+  static constexpr Needs needs{.weights = true, .entropy = true, .drawn = true};
   double epsilon, delta;
 
   template <typename Rows>

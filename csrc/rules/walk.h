@@ -8,12 +8,17 @@
 
 namespace specengine {
 
+// Whose distribution.
+enum class Side { kTarget, kDraft };
+
 // The values that a rule may read at a node besides the target's own draw.
 struct Needs {
   bool weights = false;     // the target's distribution as weights
   bool draft = false;       // and the one its children were drafted from
   bool untempered = false;  // both also as they are without temperature and filters
   bool leaders = false;     // the two largest scores of the target, before temperature and filters
+  bool entropy = false;     // of the target's distribution
+  bool drawn = false;       // the target's own draw, wherever the walk goes on from there
 };
 
 // The walk's step from a node: a child to follow, or -1 and the bonus token that ends the walk.

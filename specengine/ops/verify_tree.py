@@ -60,7 +60,8 @@ class VerifyWorkspace:
     """Scratch of verify_tree for a batch size.
 
     scores: float32 [B, V] and counts: int32 [B, V], on CUDA zero between calls.  row_states: int64 [R,
-    ROW_STATE_WORDS], only CUDA needs them.  weights: int64 [B, 4, V], only rules other than `match` need them.
+    ROW_STATE_WORDS], only CUDA reads them: `match` needs them, other rules are faster with them.  weights: int64
+    [B, 4, V], only rules other than `match` need them.
     outcomes: by the columns of a path; on the CPU calls reuse what earlier ones have returned. None: they do not.
     """
 

@@ -217,7 +217,10 @@ OPS = {
     ),
     "compact_states": Op(f"{STATES}  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]", ("compact_states",)),
 }
-OTHER_RULES = ("walk",)  # verify_tree by a rule other than match
+MOST_NOTED_ROWS = 512  # of verify_tree by a rule other than match: with more, one block walks a tree
+NOTES = ("mark_rows", "tops", "filter_rows", "sums", "merge")
+PREPARED = {"opt": 1, "token_v1": 2, "token_v2": 2, "token_v3": 2}
+STEPS, STEPS_FROM_LEAVES = 3, 8
 UNDER_MASKS = ("mark", "filter", "draw_masked", "finish")  # by match, with masks
 
 
@@ -236,10 +239,18 @@ class FakeCore:
         check(name, arguments)
         kernels = OPS[name].kernels
         if name == "verify_tree":
-            _, _, _, masks, *_, rule, _ = arguments
+            logits, _, draft, masks, _, workspace, rule, _ = arguments
             by_match = kernels if masks is None else UNDER_MASKS
-            kernels = by_match if rule == "match" else OTHER_RULES
+            noted = workspace.row_states is not None and len(logits) <= MOST_NOTED_ROWS and rule != "margin_strict"
+            kernels = by_match if rule == "match" else walks(rule, draft.logits is not None) if noted else ("walk",)
         self._device.launch(kernels)
+
+
+def walks(rule: str, drafted: bool) -> tuple[str, ...]:
+    """The kernels of verify_tree by a rule other than match, with notes on rows."""
+    prepared = PREPARED.get(rule, 0) if drafted else 0
+    steps = STEPS_FROM_LEAVES if rule in ("block", "traversal") else STEPS
+    return (*NOTES, *["prepare"] * prepared, *["walk_notes"] * (steps + 1))
 
 
 def check(name: str, arguments: tuple) -> None:

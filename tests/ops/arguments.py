@@ -452,7 +452,7 @@ def verify_tree() -> Arguments:
         "relaxed": ints(0, 0),
         "scores": torch.zeros(2, 20),
         "counts": torch.zeros(2, 20, dtype=torch.int32),
-        "row_states": torch.zeros(8, 34, dtype=torch.int64),
+        "row_states": torch.zeros(8, 149, dtype=torch.int64),
         "weights": None,
         "draft_logits": None,
         "draft_rows": None,

@@ -112,10 +112,13 @@ def random_case(seed: int, cases: int, vocab: int, only_chains: bool) -> Case:
     return Case(batch, DraftLogits(known, rows, index, replacement))
 
 
-def run(backend, case: Case, rule) -> Accepted:
-    requests, vocab = len(case.batch.params.seed), case.batch.logits.shape[1]
-    workspace = VerifyWorkspace.empty(requests, vocab, device=backend.device, weights=True)
+def run(backend, case: Case, rule, noted: bool = True) -> Accepted:
+    """What the backend accepts.  noted: whether the workspace has room for notes on rows, made before the walk."""
+    requests, (rows, vocab) = len(case.batch.params.seed), case.batch.logits.shape
+    workspace = VerifyWorkspace.empty(requests, vocab, device=backend.device, rows=rows * noted, weights=True)
     workspace.weights.fill_(-77)
+    if noted:
+        workspace.row_states.fill_(-77)
     draft = case.draft.to(backend.device)
     masks = None if case.masks is None else backend.put(case.masks)
     accepted = verify_tree(*case.batch.to(backend.device).arguments(), workspace, rule, draft, masks)
@@ -140,8 +143,10 @@ def test_random_cases_match_the_cpu(cuda_backend, spec):
     for seed, vocab in enumerate(VOCABULARIES):
         for variant in (0, 1):
             case = random_case(2 * seed + variant, 18 if vocab < 1000 else 4, vocab, spec == "block")
+            expected = on_cpu(case, rule)
             found = run(cuda_backend, case, rule)
-            assert_equal(found, on_cpu(case, rule))
+            assert_equal(found, expected)
+            assert_equal(run(cuda_backend, case, rule, noted=False), expected)
             accepted, relaxed = accepted + int(found.path_length.sum()), relaxed + int(found.relaxed.sum())
     assert accepted > 300 and (rule.lossless or relaxed > 0)
 
@@ -155,8 +160,9 @@ def test_random_cases_with_masks_match_the_cpu(cuda_backend, spec):
         masks = random_masks(case.batch.tree, vocab, seed)
         case.masks = pack_masks(masks)
         case.batch.logits.clamp_(min=-50)  # an allowed token is a possible one
-        found = run(cuda_backend, case, rule)
-        assert_equal(found, on_cpu(case, rule))
+        found, expected = run(cuda_backend, case, rule), on_cpu(case, rule)
+        assert_equal(found, expected)
+        assert_equal(run(cuda_backend, case, rule, noted=False), expected)
         accepted += int((found.path_length - 1).sum())
     assert accepted > 10
 

@@ -20,10 +20,10 @@ import torch
 
 from specengine import ops
 from specengine._C import PAGE_SIZE, KVCacheView
-from specengine.bench.gpu_model.counts import CHAIN, CODED, EXPERTS, EXPERTS_PER_ROW, RECORD, SAMPLED
+from specengine.bench.gpu_model.counts import CHAIN, CODED, EXPERTS, EXPERTS_PER_ROW, RECORD, RULES, SAMPLED
 from specengine.bench.kernels.case import binary_tree, int_tensor
 from specengine.bench.kernels.shapes import LLAMA_8B, QWEN3_30B_A3B
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.coded.weight import FORMS, empty_weight
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup as lookup
@@ -32,6 +32,7 @@ from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
+from specengine.rules import parse_rule
 from specengine.types import SamplingParams
 from tests.simulator.load_chains import chains, short
 
@@ -148,6 +149,28 @@ def verify_tree(core: ModuleType, nodes: int, batch: int, vocabulary: int) -> No
     verify(core, nodes, batch, vocabulary)
 
 
+def verify_rule(core: ModuleType, nodes: int, batch: int, vocabulary: int, noted: int, rule: int, path: int) -> None:
+    """A rule's walk at temperature 1 down a tree whose children come from distributions."""
+    tree = trees(batch, nodes)
+    tree.tokens.copy_(torch.arange(nodes) + 1)
+    logits, inner = torch.zeros(nodes, vocabulary), nodes // 2
+    draft, rows = torch.zeros(inner, vocabulary), torch.full((nodes,), -1, dtype=torch.int32)
+    rows[:inner] = torch.arange(inner)
+    for node in range(nodes):
+        children = range(2 * node + 1, min(2 * node + 3, nodes))
+        for likely, child in zip((14.0, 13.0), children, strict=False):
+            draft[node, child + 1] = likely
+        logits[node, children[0] + 1 if children and path == 0 else 0] = 30.0
+    workspace = VerifyWorkspace.empty(batch, vocabulary, rows=nodes if noted else 0, weights=True)
+    table = SamplingTable.of([SamplingParams(temperature=1.0)] * batch, [0] * batch)
+    drafted = DraftLogits(draft, rows, None, False)
+    accepted = ops.verify_tree.verify_tree(
+        logits, tree, table, history_of(batch), workspace, parse_rule(RULES[rule]), drafted
+    )
+    if (length := int(accepted.path_length[0])) != (1 if path else nodes.bit_length()):
+        raise RuntimeError(f"verify_rule: {RULES[rule]} accepted a path of {length} nodes")
+
+
 def commit(core: ModuleType, nodes: int, batch: int) -> None:
     tree = trees(batch, nodes)
     depth = nodes.bit_length()
@@ -206,6 +229,7 @@ CASES: dict[str, Callable[..., None]] = {
     "rope_cache": rope_cache,
     "tree_attention": tree_attention,
     "verify_tree": verify_tree,
+    "verify_rule": verify_rule,
     "commit_tokens": commit,
     "compact_kv": compact_kv,
     "draft_lookup": draft_lookup,

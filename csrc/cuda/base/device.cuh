@@ -112,7 +112,7 @@ struct LaunchConfig {
 // Launches and checks; capturable in a graph.
 template <typename... Params, typename... Args>
 void launch(const LaunchConfig& config, void (*kernel)(Params...), Args... args) {
-  if (config.shared_bytes > 32 * 1024) {  // 48 KB go without asking, static shared memory included
+  if (config.shared_bytes > 24 * 1024) {  // 48 KB go without asking, static shared memory included
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(config.shared_bytes)),
                config.name);

@@ -66,7 +66,10 @@ struct Row {
     return {indexed(v, end), indexed(v + 1, end), indexed(v + 2, end), indexed(v + 3, end)};
   }
 
-  __device__ float4 scores(float4 x, int v) const {
+  __device__ float4 scores(float4 x, int v) const { return tempered(untempered(x, v), v); }
+
+  // Of four tokens: with biases, penalties and the mask; then with temperature and filters.
+  __device__ float4 untempered(float4 x, int v) const {
     if (bias != nullptr) {
       const float4 more = load_four<float4>(bias, v, vocab, aligned, 0.0f);
       x.x += more.x, x.y += more.y, x.z += more.z, x.w += more.w;
@@ -76,13 +79,16 @@ struct Row {
       x.x = penalised(x.x, v, count.x), x.y = penalised(x.y, v + 1, count.y);
       x.z = penalised(x.z, v + 2, count.z), x.w = penalised(x.w, v + 3, count.w);
     }
-    if (temperature != 0.0f && temperature != 1.0f) {
-      x.x /= temperature, x.y /= temperature, x.z /= temperature, x.w /= temperature;
-    }
     if (mask != nullptr) {  // four tokens from a multiple of four on lie in one word
       const uint32_t allowed = v < vocab ? mask[v / kMaskBits] >> (v % kMaskBits) : 0;
       x.x = allowed & 1 ? x.x : -INFINITY, x.y = allowed & 2 ? x.y : -INFINITY;
       x.z = allowed & 4 ? x.z : -INFINITY, x.w = allowed & 8 ? x.w : -INFINITY;
+    }
+    return x;
+  }
+  __device__ float4 tempered(float4 x, int v) const {
+    if (temperature != 0.0f && temperature != 1.0f) {
+      x.x /= temperature, x.y /= temperature, x.z /= temperature, x.w /= temperature;
     }
     if (filtered) {
       x.x = left(x.x, v), x.y = left(x.y, v + 1), x.z = left(x.z, v + 2), x.w = left(x.w, v + 3);

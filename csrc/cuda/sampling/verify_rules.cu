@@ -1,11 +1,12 @@
-// Every rule but `match`. A block owns a request and walks its tree by the functors of rules/, as the CPU does; its
-// threads share the loops over the vocabulary. Decisions are the CPU's: sums are of integers, and every thread computes
-// the same doubles. Cost per visited node: some reads of its two rows (from L2 after the first) and of 8 * V bytes of
-// weights each.
+// Every rule but `match` on many rows; up to 512 rows are left to walk_notes.cu. A block owns a request and walks its
+// tree by the functors of rules/, as the CPU does; its threads share the loops over the vocabulary. Decisions are the
+// CPU's: sums are of integers, and every thread computes the same doubles. Cost per visited node: some reads of its two
+// rows (from L2 after the first) and of 8 * V bytes of weights each.
 #include "cuda/sampling/verify_rules.cuh"
 
 #include "cuda/base/arch.cuh"
 #include "cuda/sampling/block_sampler.cuh"
+#include "cuda/sampling/walk_notes.cuh"
 #include "rules/rules.h"
 
 namespace specengine {
@@ -70,6 +71,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rul
 }  // namespace
 
 void verify_by_rule(const VerifyTree& op) {
+  if (walk_with_notes(op)) return;
   const int64_t V = op.workspace.scores.shape[1];
   const bool drafted = op.draft.logits.defined();
   Arguments a{};

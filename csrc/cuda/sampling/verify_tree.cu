@@ -20,7 +20,7 @@
 
 #include "cuda/base/arch.cuh"
 #include "cuda/sampling/filters.cuh"
-#include "cuda/sampling/requests.cuh"
+#include "cuda/sampling/tree_rows.cuh"
 #include "cuda/sampling/verify_rules.cuh"
 #include "rules/match.h"
 
@@ -30,74 +30,21 @@ namespace {
 constexpr int kThreads = static_cast<int>(kMaxNodes), kDrawThreads = 256;
 static_assert(kDrawThreads >= kMaxNodes && kFilterThreads >= kMaxNodes, "a thread reads one node above a row");
 
-struct Arguments {
+struct Arguments : TreeRows {
   const float* logits;
-  TokenMasks masks;
-  const int *tokens, *parents, *row_start;
-  RequestTable table;
   int *path, *path_length, *bonus, *relaxed;
-  float* biases;
-  int* counts;
   RowState* row_states;
-  int requests, columns;
-  bool aligned;
 
-  __device__ int nodes(int b) const { return min(row_start[b + 1] - row_start[b], columns); }
-  __device__ bool idle(int b) const { return nodes(b) < 1 || tokens[row_start[b]] == kNoToken; }
-  __device__ DenseShaping dense(int b) const {
-    const int64_t row = static_cast<int64_t>(b) * table.vocab;
-    return {biases + row, counts + row};
+  __device__ Row row(int b) const {
+    Row row = row_of(*this, b);
+    row.logits = logits + static_cast<int64_t>(blockIdx.x) * row.vocab, row.mask = masks.row(blockIdx.x);
+    return row;
   }
-  // Blocks (b, 0) to (b, gridDim.y - 1) own a request.
-  __device__ int first_of_request() const { return blockIdx.y * blockDim.x + threadIdx.x; }
-  __device__ int step_of_request() const { return gridDim.y * blockDim.x; }
 };
 
 __global__ void __launch_bounds__(kThreads) mark_kernel(Arguments op) {
   wait_for_previous_kernel();
-  const int b = blockIdx.x;
-  if (op.idle(b)) return;
-  op.table.mark(b, op.dense(b), op.first_of_request(), op.step_of_request());
-}
-
-// The request of the block's row; -1 where the row is padding.
-__device__ int request_of_row(const Arguments& op) {
-  const int index = blockIdx.x, thread = threadIdx.x;
-  if (op.tokens[index] == kNoToken) return -1;
-  int b = 0;  // requests that end before this row
-  for (int i = thread; i - thread < op.requests; i += blockDim.x) {
-    b += __syncthreads_count(i < op.requests && op.row_start[i + 1] <= index);
-  }
-  return b < op.requests && index - op.row_start[b] < op.nodes(b) ? b : -1;
-}
-
-// The block's row, of request b.
-__device__ Row row_of(const Arguments& op, int b) {
-  SPECENGINE_SHARED(int, parents, kMaxNodes);
-  SPECENGINE_SHARED(int, path, kMaxNodes);
-  SPECENGINE_SHARED(unsigned, path_bits, kPathBits / 32);
-  SPECENGINE_SHARED(int, depth, 1);
-  const int index = blockIdx.x, thread = threadIdx.x, first = op.row_start[b], node = index - first;
-  Row row = op.table.row(b, op.dense(b));
-  if (thread <= node) parents[thread] = op.parents[first + thread];
-  if (thread < kPathBits / 32) path_bits[thread] = 0;
-  __syncthreads();
-  if (thread == 0) {
-    int above = 0;
-    for (int n = node; n > 0; n = parents[n], ++above) {
-      if (row.counts == nullptr) continue;
-      const int token = op.tokens[first + n];
-      path[above] = token;
-      path_bits[token % kPathBits / 32] |= 1u << (token % 32);
-    }
-    depth[0] = above;
-  }
-  __syncthreads();
-
-  row.logits = op.logits + static_cast<int64_t>(index) * row.vocab, row.mask = op.masks.row(index);
-  row.path = path, row.path_bits = path_bits, row.depth = depth[0], row.aligned = op.aligned;
-  row.position = static_cast<uint32_t>(op.table.history_length[b] + row.depth);
-  return row;
+  op.mark();
 }
 
 __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(Arguments op) {
@@ -109,7 +56,7 @@ __global__ void __launch_bounds__(kFilterThreads, 1) filter_kernel(Arguments op)
   SPECENGINE_SHARED(float, maxima, kWarp);
   const int b = request_of_row(op);
   if (b < 0 || !op.table.filters(b)) return;
-  Row row = row_of(op, b);
+  Row row = op.row(b);
   filter(row, op.table.top_k[b], op.table.top_p[b], op.table.min_p[b], {low, high, sums, found}, maxima);
   if (threadIdx.x != 0) return;
   RowState& state = op.row_states[blockIdx.x];
@@ -120,15 +67,14 @@ __device__ void draw_slice(const Arguments& op) {
   SPECENGINE_SHARED(Candidate, best, kWarp);
   const int b = request_of_row(op);
   if (b < 0) return;
-  Row row = row_of(op, b);
+  Row row = op.row(b);
   RowState& state = op.row_states[blockIdx.x];
   if (op.table.filters(b)) {
     row.filtered = true;
     row.threshold = state.threshold, row.last = state.last, row.top = state.top, row.min_p = state.min_p;
   }
-  const int strips = (row.vocab + kStrip - 1) / kStrip, share = (strips + gridDim.y - 1) / gridDim.y * kStrip;
-  const int begin = min(static_cast<int>(blockIdx.y) * share, row.vocab);
-  const Candidate winner = draw(row, begin, min(begin + share, row.vocab), best);
+  const Part part = part_of(row);
+  const Candidate winner = draw(row, part.begin, part.end, best);
   if (threadIdx.x == 0) state.candidates[blockIdx.y] = winner;
 }
 

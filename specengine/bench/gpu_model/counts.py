@@ -24,6 +24,22 @@ EAGLE_VOCABULARY = 32000
 VOCABULARY = LLAMA_8B.vocab
 EXPERTS, EXPERTS_PER_ROW = 128, 8  # of Qwen3-30B-A3B
 EXPERT_ROWS = (1, 4, 16)  # of its passes: plain, a chain of three, a tree of sixteen nodes
+# Verification rules that are counted, by place, at trees of RULE_NODES nodes of one request. `path` is 0 where five
+# first children are accepted, and 1 where the root refuses both children. `noted` is 0 where one block does it all.
+RULES = (
+    "rejection",
+    "typical:epsilon=0.2,delta=0.4",
+    "margin:theta=0.5,mode=strict",
+    "margin:theta=0.5,mode=lossless-base",
+    "margin:theta=0.5,mode=reference",
+    "bild:alpha=0.5",
+    "cascade:opt,alpha=0.2",
+    "cascade:token-v3,alpha=0.5",
+    "traversal",
+)
+RULE_NODES = 60
+FROM_LEAVES = RULES.index("traversal")  # it would refuse every path to the root: not counted
+_OF_RULES = {"nodes": (RULE_NODES,), "batch": (1,), "vocabulary": (VOCABULARY,), "noted": (0, 1)}
 # Sizes that are counted; rows are those of all requests. Along the axes of SCALED, two sizes give all others.
 SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("linear", {"rows": (1, 8, 16, 60, 64), "n": (64, 128), "c": (4096, 5120), "variant": VARIANTS}),
@@ -37,6 +53,8 @@ SAMPLED: list[tuple[str, Mapping[str, Sequence[int]]]] = [
     ("verify_tree", {"nodes": NODES, "batch": (1,), "vocabulary": (VOCABULARY,)}),
     ("verify_tree", {"nodes": (1,), "batch": (BATCH,), "vocabulary": (VOCABULARY,)}),
     ("verify_tree", {"nodes": NODES[1:], "batch": (BATCH,), "vocabulary": (1280, 2304)}),
+    ("verify_rule", {**_OF_RULES, "rule": range(len(RULES)), "path": (0,)}),
+    ("verify_rule", {**_OF_RULES, "rule": range(FROM_LEAVES), "path": (1,)}),
     *(("draft_lookup", {"nodes": (1,), "batch": (batch,)}) for batch in (1, BATCH)),
     ("expand_level", {"vocabulary": (EAGLE_VOCABULARY,)}),
     ("select_nodes", {"nodes": (CHAIN + 1,)}),

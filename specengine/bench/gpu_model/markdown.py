@@ -20,6 +20,13 @@ def model_lines(data: dict[str, Any], name: str) -> list[str]:
         "|---|---|---|---|---|---|",
         *(_cycle_row(cycle) for cycle in data["modelled_cycles"]),
         "",
+        "Verification of one request by other rules than `match`, 60 nodes, temperature 1, to the compaction: us. Each",
+        "pair is with several blocks a row, and in one block. The compaction comes on top of each.",
+        "",
+        "| rule | launches | five children accepted | the root refuses both children | compaction |",
+        "|---|---|---|---|---|",
+        *(_rule_row(each) for each in data["modelled_rules"]),
+        "",
         "Linear layers with weights in codes on an H100, modelled without arithmetic: lower bounds of the time.",
         "Shares are of the peak bandwidth. Marlin's are published, at one row of x.",
         "",
@@ -46,6 +53,12 @@ def model_lines(data: dict[str, Any], name: str) -> list[str]:
 
 def _goal_row(goal: dict[str, Any]) -> str:
     return f"| {goal['name']} | {goal['modelled']:.3g} {goal['unit']} | {wanted(goal)} |"
+
+
+def _rule_row(each: dict[str, Any]) -> str:
+    accepted = f"{each['accepted_us']:.0f}, {each['accepted_in_one_block_us']:.0f}"
+    refused = f"{each['refused_us']:.0f}, {each['refused_in_one_block_us']:.0f}" if each["refused_us"] else ""
+    return f"| `{each['rule']}` | {each['launches']} | {accepted} | {refused} | {each['compact_kv_us']:.1f} |"
 
 
 def _coded_row(each: dict[str, Any]) -> str:

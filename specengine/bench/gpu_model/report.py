@@ -15,6 +15,7 @@ from specengine.bench.gpu_model.hybrid import hybrid_passes
 from specengine.bench.gpu_model.mixture import mixture_passes
 from specengine.bench.gpu_model.passes import PREFIX, Step
 from specengine.bench.gpu_model.roofline import KernelTime
+from specengine.bench.gpu_model.rules import verification_by_rule
 
 NOT_COUNTED = (
     "kernels of PyTorch and cuBLAS: the former cost a constant each, the latter follow from bytes and operations",
@@ -38,6 +39,7 @@ def results(gpu: Gpu) -> dict[str, Any]:
         "counts": RECORD.name,  # beside the package's other data; has the traffic of every tensor
         "modelled_goals": [{**asdict(goal), "met": goal.met} for goal in goals(gpu, found)],
         "modelled_cycles": [_cycle(cycle) for cycle in found],
+        "modelled_rules": verification_by_rule(gpu),
         "modelled_coded_linears": coded_linears(),
         "modelled_mixture": mixture_passes(gpu),
         "modelled_hybrids": hybrid_passes(gpu),
@@ -56,6 +58,10 @@ def tables(data: dict[str, Any]) -> list[Table]:
         out[-1].add_row(cycle["name"], f"{cycle['modelled_ms']:.2f}", str(cycle["launches"]), *moved)
     for cycle in data["modelled_cycles"]:
         out.append(_kernels(cycle))
+    ways = ("launches", "accepted us", "in one block", "refused us", "in one block", "compact_kv us")
+    out.append(_table("Verification by rules, 60 nodes (modelled)", "rule", *ways))
+    for each in data["modelled_rules"]:
+        out[-1].add_row(*("" if value is None else str(value) for value in each.values()))
     rows = data["modelled_coded_linears"][0]["rows"]
     heads = (*(f"us, {m} rows" for m in rows), *(f"share, {m} rows" for m in rows), "Marlin, published")
     out.append(_table("Weights in codes (modelled, lower bounds): H100", "format, layer", "MB", *heads))

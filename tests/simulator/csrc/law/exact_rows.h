@@ -124,7 +124,8 @@ class ExactRows : public DraftedTree {
     return accepted;
   }
 
-  double reject(int token, double scale) {
+  double reject(int child, double scale) {
+    const int token = tokens[child];
     Probs refused = draft_, left(target_.size());
     if (!has_draft()) refused = Probs(target_.size()), refused[token] = std::max(scale * target_[token], 1.0);
     for (size_t v = 0; v < left.size(); ++v) left[v] = std::max(scale * target_[v] - refused[v], 0.0);
@@ -149,8 +150,10 @@ class ExactRows : public DraftedTree {
     return sum;
   }
   void keep_draft() { target_ = draft_, changed_ = true; }
-  template <typename Kept>
-  void mix(const Kept& kept) {
+  void mix(Side judge, double least) {
+    const auto kept = [&](int token) {
+      return (judge == Side::kDraft ? untempered_draft_prob(token) : untempered_target_prob(token)) >= least;
+    };
     double trusted = 0;
     for (size_t v = 0; v < draft_.size(); ++v) trusted += kept(static_cast<int>(v)) ? draft_[v] : 0;
     for (size_t v = 0; v < draft_.size(); ++v) {

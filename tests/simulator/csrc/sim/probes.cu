@@ -4,6 +4,7 @@
 
 #include "cuda/base/arch.cuh"
 #include "cuda/base/reduce.cuh"
+#include "cuda/sampling/rule_rows.cuh"
 #include "sim/module.h"
 
 namespace specengine {
@@ -197,6 +198,34 @@ __global__ void softmax(const float* in, float* out, int columns) {
   for (int i = threadIdx.x; i < columns; i += blockDim.x) to[i] = expf(row[i] - most) / sum;
 }
 
+// A row of logits of `in` per block; out, per row, at temperature 0 and then at 1: the token drawn from the whole row,
+// from merged parts of it, from these without the last one (planted), and with ties to the later part (planted).
+__global__ void row_parts(const float* in, float* out, int columns) {
+  wait_for_previous_kernel();
+  SPECENGINE_SHARED(Candidate, scratch, kWarp);
+  constexpr int kParts = 5;
+  Row row{};
+  row.keep_all();
+  row.logits = in + static_cast<int64_t>(blockIdx.x) * columns, row.vocab = columns, row.seed = 7, row.position = 3;
+  for (int temperature = 0; temperature < 2; ++temperature) {
+    row.temperature = static_cast<float>(temperature);
+    const Candidate whole = best_in_part(row, 0, columns, scratch);
+    Candidate merged = nothing(), missing = nothing(), reversed = nothing();
+    for (int i = 0; i < kParts; ++i) {
+      const Part part = part_of_groups(columns, i, kParts);
+      const Candidate best = best_in_part(row, part.begin, part.end, scratch);
+      merged = better(merged, best);
+      if (i + 1 < kParts) missing = better(missing, best);
+      if (best.value >= reversed.value) reversed = best;
+    }
+    const Candidate found[] = {whole, merged, missing, reversed};
+    for (int i = 0; i < 4; ++i) {
+      const int token = token_in_block(row, found[i], scratch);
+      if (threadIdx.x == 0) out[8 * blockIdx.x + 4 * temperature + i] = static_cast<float>(token);
+    }
+  }
+}
+
 struct Shape {
   void (*kernel)(const int*, int*);
   unsigned blocks, threads;
@@ -222,9 +251,10 @@ void sim::run_probe(const std::string& name, const TensorView& in, const TensorV
   };
   if (name == "product_half") return call(product<Half>);
   if (name == "product_bfloat16") return call(product<BFloat16>);
-  if (name == "softmax") {
-    return launch({"probe", static_cast<unsigned>(in.shape[0]), 256, 0, nullptr}, softmax, in.as<float>(),
-                  out.as<float>(), static_cast<int>(in.shape[1]));
+  if (name == "softmax" || name == "row_parts") {
+    return launch({"probe", static_cast<unsigned>(in.shape[0]), 256, 0, nullptr},
+                  name == "softmax" ? softmax : row_parts, in.as<float>(), out.as<float>(),
+                  static_cast<int>(in.shape[1]));
   }
   const Shape& probe = kProbes.at(name);
   launch({"probe", probe.blocks, probe.threads, 0, nullptr}, probe.kernel, in.as<int>(), out.as<int>());
