@@ -31,9 +31,9 @@ class HiddenStates:
     def __len__(self) -> int:
         return len(self.normed)
 
-    @cached_property
+    @property
     def last(self) -> torch.Tensor:
-        """The normed rows in float32, as drafters read them."""
+        """The normed rows in float32, as drafters read them. Not kept: a replayed graph writes the others again."""
         return self.normed.float()
 
     @property

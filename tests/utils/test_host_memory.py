@@ -71,3 +71,10 @@ def test_no_module_asks_in_another_way():
     assert {each.name for each in modules() if compares_with_cpu(each.path.read_text("utf-8"))} == CHOOSE_BY_TYPE
     assert compares_with_cpu('x = 1 if device.type != "cpu" else 2')
     assert not compares_with_cpu('x = torch.device("cpu")')
+
+
+def test_float_rows_are_those_that_the_last_replay_wrote():
+    states = HiddenStates(ROWS.bfloat16())
+    assert states.last.dtype == torch.float32 and states.last.equal(ROWS.bfloat16().float())
+    states.normed.zero_()
+    assert not states.last.any() and not states.rows([1]).last.any()
