@@ -47,6 +47,8 @@ SMALL = {
     "layer/row_inputs": "row_inputs::test_rows_are_those_that_torch_gathers_norms_and_joins",
     "layer/silu_mul": "layer_cuda::test_a_gate_holds_over_the_whole_range",
     "sampling/draw_siblings": "verify_rules_cuda::test_rows_of_nodes_beyond_their_tree_or_the_largest_one_give_none",
+    "sampling/note_rows": "noted_walks_cuda::test_a_leaf_without_a_distribution_gives_no_bonus_token",
+    "sampling/walk_notes": "noted_walks_cuda::test_a_leaf_without_a_distribution_gives_no_bonus_token",
     "sampling/verify_rules": "verify_rules_cuda::test_padding_and_idle_requests_change_nothing_for_the_others",
     "sampling/verify_tree": "verify_tree_cuda::test_padding_and_idle_requests_change_nothing_for_the_others",
     "sampling/verify_tree, masks": "verify_masks::test_match_under_masks_is_the_reference",

@@ -18,8 +18,8 @@ EAGLE_INPUTS = 2 * SHAPES.hidden
 EAGLE_FUSED = 3 * SHAPES.hidden
 ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
 ONE_PASS_ROWS = 16
-# PyTorch's kernels of a draft by EAGLE-3 and of one by DFlash, as counted on fake tensors.
-EAGLE_TORCH, ONE_PASS_TORCH = 1, 8
+# PyTorch's kernels of a draft by EAGLE-3 and of one by DFlash, as counted on fake tensors at 4 requests.
+EAGLE_TORCH, ONE_PASS_TORCH = 4, 11
 # The engine's kernels around a draft: pair_rows and keep_pairs; of DFlash also expand_backbone, fill_ranks and
 # select_nodes. The simulator has not counted them; they take as long as a small kernel of PyTorch's.
 EAGLE_SMALL, ONE_PASS_SMALL = 2, 5
