@@ -6,7 +6,7 @@ import torch
 from specengine.draft_trees.tree import DraftLogits
 from specengine.rules import parse_rule
 from tests.ops.cases import chain, comb, randn
-from tests.ops.test_verify_rules_cuda import RULES, Case, assert_equal, on_cpu, random_case, run
+from tests.ops.rule_cases import RULES, Case, assert_equal, on_cpu, random_case, run
 from tests.ops.verifying import PARAMS, make_batch
 
 SHARING = (2, 7, 132)  # multiprocessors
