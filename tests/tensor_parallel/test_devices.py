@@ -50,10 +50,10 @@ def texts(model, drafter=LOOKUP, every=(GREEDY, SAMPLED), prompts=PROMPTS, **opt
 
 def four_heads(folder):
     """A model of four key/value heads, and as many parts of all else."""
-    config = dataclasses.replace(ODD, num_heads=8, num_kv_heads=4, qkv_bias=False, output_bias=False, mlp_bias=False)
-    write_folder(folder, random_state(config))
+    write_folder(folder, random_state(dataclasses.replace(ODD, num_heads=8, num_kv_heads=4)))
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}
-    (folder / "config.json").write_text(json.dumps(CONFIG_JSON | heads))
+    biases = {"attention_bias": True, "mlp_bias": True}
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON | heads | biases))
     return folder
 
 
@@ -84,15 +84,20 @@ def test_four_devices_have_the_bits_of_one(load, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["none", "eagle3", "tree"])
-def test_no_drafter_changes_a_bit(load, case, tmp_path):
-    spec = case
-    if case != "none":
-        name, config, state, *_ = layouts()["official"]
-        write_drafter(tmp_path, config, state)
-        spec = f"{name}:{tmp_path},adaptive=false" + (",beam=1,top_k=1,levels=3" if case == "eagle3" else ",nodes=12")
+@pytest.mark.parametrize("drafter", ["none", "eagle3:{},beam=1,top_k=1,levels=3,adaptive=false"])
+def test_no_drafter_changes_a_bit(load, drafter, tmp_path):
+    _, config, state, *_ = layouts()["official"]
+    write_drafter(tmp_path, config, state)
     one, several = (load("random:tiny-llama", size) for size in (1, 2))
-    assert texts(several, spec) == texts(one)
+    assert texts(several, drafter.format(tmp_path)) == texts(one)
+
+
+def test_accepted_paths_are_moved_in_every_rank(load):
+    one, several = (load("random:tiny-llama", size) for size in (1, 2))
+    tree = Engine(several, drafter="draft-model:random:tiny-llama,tree=3x2,adaptive=false", max_batch_size=1)
+    output = tree.generate(PROMPTS[0], GREEDY)
+    assert [output.token_ids] == [tokens for tokens, _ in texts(one, "none", (GREEDY,), PROMPTS[:1])]
+    assert output.stats.tau > 2  # the second drafted token of a path does not lie in its place
 
 
 @pytest.mark.full

@@ -37,9 +37,9 @@ class Collectives:
         """Puts all ranks' x [M, widths[rank]] side by side, [M, sum(widths)] of x's dtype."""
         most = max(widths)
         own = F.pad(x, (0, most - x.shape[1])) if x.shape[1] < most else x.contiguous()
-        parts = own.new_empty(self._size, *own.shape)
+        parts = [torch.empty_like(own) for _ in range(self._size)]
         # Bytes, because gloo moves no bfloat16.
-        self._group._allgather_base(*(each.view(-1).view(torch.uint8) for each in (parts, own))).wait()
+        self._group.allgather([[part.view(torch.uint8) for part in parts]], [own.view(torch.uint8)]).wait()
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
 
     def add(self, x: torch.Tensor) -> None:
@@ -51,7 +51,7 @@ class Collectives:
         self._group.broadcast([x]).wait()
 
     def abort(self) -> None:
-        """Ends what the device waits for, after another rank failed. Nothing can be called any more."""
+        """Ends the connection, and what the device waits for; at once, also after another rank failed."""
         self._group.abort()
 
 

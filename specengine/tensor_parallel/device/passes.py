@@ -52,6 +52,7 @@ class DevicePasses(DeviceGraphs):
                 self._collectives = Collectives(path, 0, size, device)
         finally:
             shutil.rmtree(folder)
+        weakref.finalize(self, self._collectives.abort)
         self.gather: Gather = self._collectives.gather
         self.add: Add = self._collectives.add
 
