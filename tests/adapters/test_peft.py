@@ -12,7 +12,7 @@ from specengine.draft_trees.tree import TreeBatch
 from specengine.models.lora.adapters import load_adapters
 from specengine.tensor_parallel.loading import load_model
 from tests.adapters.files import MODULES
-from tests.models.files import write_gguf
+from tests.models.gguf_files import write_gguf
 
 IDS = [5, 9, 33, 77, 100, 200, 3]
 SIZES = {

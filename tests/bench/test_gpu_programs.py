@@ -183,9 +183,9 @@ def test_a_new_core_takes_the_place_of_the_old_one_if_it_has_kernels(tmp_path, m
 
 
 def test_tests_of_kernels_and_their_engines_need_no_gguf(tmp_path):
-    # tests/engine/conftest.py is read for all of them, and sanitizer.py's tests must be found.
+    # Of all tests that a GPU runs; sanitizer.py's must be found.
     (tmp_path / "gguf.py").write_text("raise ImportError('a machine with a GPU has no gguf')\n")
-    tests = [str(ROOT / "tests/engine/device/test_device_engine.py"), *loaded("sanitizer").TESTS.values()]
+    tests = [*loaded("steps").device_tests(), *loaded("sanitizer").TESTS.values()]
     options = ["-q", "--collect-only", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "pytest", *options, *tests]

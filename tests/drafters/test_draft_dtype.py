@@ -11,7 +11,8 @@ from tests.drafters.glide_files import write as write_glide
 from tests.drafters.medusa_files import heads_state
 from tests.drafters.medusa_files import write as write_medusa
 from tests.engines import tiny_model
-from tests.models.files import Type, random_state, write_folder, write_gguf
+from tests.models.files import random_state, write_folder
+from tests.models.gguf_files import Type, write_gguf
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 BLOCKS = {"float32": {"float32"}, "int8": {"q8"}, "int4": {"q4_min"}}

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save
 
 from specengine.models.presets import PRESETS
-from tests.models.files import Type, random_state, write_gguf
+from tests.models.files import random_state
 from tests.models.gguf_blocks import CODED, GRIDS, random_blocks
+from tests.models.gguf_files import Type, write_gguf
 
 TINY = replace(
     PRESETS["tiny-llama"],

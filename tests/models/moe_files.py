@@ -5,7 +5,7 @@ import torch
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo
 from specengine.utils.multipliers import PLAIN
-from tests.models.files import gguf_arch, write_gguf
+from tests.models.gguf_files import gguf_arch, write_gguf
 
 NUMBER, REAL, TEXT = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32, gguf.GGUFValueType.STRING
 

@@ -13,7 +13,8 @@ from specengine.models.checkpoint import open_checkpoint
 from specengine.models.checkpoint_gguf import GGUFCheckpoint
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.presets import PRESETS
-from tests.models.files import Type, permuted, random_state, write_gguf
+from tests.models.files import random_state
+from tests.models.gguf_files import Type, permuted, write_gguf
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from specengine.models.checkpoint import open_checkpoint
 from specengine.models.gguf_codes import CODINGS, code_rows
 from specengine.models.presets import PRESETS
 from specengine.tensor_parallel.loading import load_model
-from tests.models.files import Type, permuted, random_state, write_gguf
+from tests.models.files import random_state
 from tests.models.gguf_blocks import CODED, GRIDS, random_blocks
+from tests.models.gguf_files import Type, permuted, write_gguf
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_layers": 1, "vocab_size": 64}
 CONFIG = replace(PRESETS["tiny-llama"], **SIZES)

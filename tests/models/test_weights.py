@@ -16,7 +16,8 @@ from specengine.models.presets import PRESETS
 from specengine.models.weights import DTYPES, WeightLoader
 from specengine.ops import native, reference
 from specengine.tensor_parallel.loading import LoadedModel, load_model
-from tests.models.files import Type, random_state, write_folder, write_gguf
+from tests.models.files import random_state, write_folder
+from tests.models.gguf_files import Type, write_gguf
 
 TINY = PRESETS["tiny-llama"]
 WIDE = dataclasses.replace(  # as wide as blocks of 256 need

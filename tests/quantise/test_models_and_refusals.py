@@ -17,7 +17,8 @@ from specengine.quantise.hf_config import config_json
 from specengine.quantise.int4_groups import group_of, quantise_rows
 from specengine.quantise.quantise import quantise
 from specengine.quantise.source import is_linear
-from tests.models.files import random_state, write_gguf
+from tests.models.files import random_state
+from tests.models.gguf_files import write_gguf
 from tests.tokenizer.vocabularies import json_backend, write_folder
 
 TINY = replace(PRESETS["tiny-llama"], num_layers=1, rms_norm_eps=2**-16)

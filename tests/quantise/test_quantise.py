@@ -16,7 +16,8 @@ from specengine.quantise.hf_config import config_json
 from specengine.quantise.quantise import TARGETS, quantise
 from specengine.quantise.source import Source, is_linear
 from specengine.tokenizer.tokenizer import Tokenizer
-from tests.models.files import CHAT_TEMPLATE, random_state, write_gguf
+from tests.models.files import CHAT_TEMPLATE, random_state
+from tests.models.gguf_files import write_gguf
 from tests.quantise.written import ERRORS, place, written_values
 from tests.tokenizer.vocabularies import write_folder
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from specengine.models.checkpoint import expected_tensors
 from specengine.quantise.source import is_linear
-from tests.models.files import gguf_arch, permuted
+from tests.models.gguf_files import gguf_arch, permuted
 
 # relative error of a random matrix: of a rounding to 16 steps between extremes, to 255, to 15, to 3 bits of mantissa
 ERRORS = {"q4_1": (0.05, 0.11), "q8_0": (0.001, 0.01), "int4-g128": (0.05, 0.12), "fp8-block": (0.01, 0.04)}

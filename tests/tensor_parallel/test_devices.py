@@ -14,7 +14,6 @@ from specengine.tensor_parallel.loading import load_model
 from tests import engines
 from tests.drafters.eagle_files import layouts, write_drafter
 from tests.models.files import CONFIG_JSON, random_state, write_folder
-from tests.models.hybrid_files import write_hybrid
 from tests.tensor_parallel.kills import check_over, own, ranks
 from tests.tensor_parallel.odd import ODD, odd_folder
 from tests.tensor_parallel.simulated import simulate_ranks
@@ -139,11 +138,10 @@ def test_a_device_that_ends_ends_all_with_its_reason(load):
     check_over(failing, others)
 
 
-def test_what_devices_cannot_share_is_refused_before_a_process_starts(load, tmp_path, monkeypatch):
+def test_what_devices_cannot_share_is_refused_before_a_process_starts(load, monkeypatch):
     monkeypatch.setattr("specengine.tensor_parallel.rank_processes.subprocess.Popen", None)
-    write_hybrid(tmp_path, "qwen3_5")
     with pytest.raises(ValueError, match=r"^tensor_parallel: expected 1 for .* on a GPU"):
-        load(tmp_path, 2)
+        load("random:tiny-qwen3.5", 2)
 
 
 def test_too_few_gpus_are_refused(monkeypatch):

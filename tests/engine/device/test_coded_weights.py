@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from gguf import quants
 
 from specengine.models.presets import PRESETS
 from specengine.ops import cuda_ops
@@ -11,7 +10,7 @@ from specengine.tensor_parallel.loading import load_model
 from tests.backends import cpu_kernels
 from tests.engine.device.prompts import GREEDY, LOOKUP, PROMPTS, SAMPLED
 from tests.engines import ids
-from tests.models.files import Type, random_state, write_gguf
+from tests.models.files import random_state
 from tests.ops.packing import values_of
 
 
@@ -26,6 +25,9 @@ def test_speculation_says_what_plain_decoding_says(device_engine, dtype, params)
 
 
 def test_blocks_of_a_file_are_held_in_codes_with_the_values_that_the_cpu_holds(cuda_backend, tmp_path):
+    quants = pytest.importorskip("gguf.quants")
+    from tests.models.gguf_files import Type, write_gguf
+
     config = PRESETS["tiny-llama"]
     state = random_state(config)
     for name, value in state.items():
