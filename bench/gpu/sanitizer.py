@@ -52,6 +52,7 @@ SMALL = {
     "sampling/verify_rules": "verify_rules_cuda::test_padding_and_idle_requests_change_nothing_for_the_others",
     "sampling/verify_tree": "verify_tree_cuda::test_padding_and_idle_requests_change_nothing_for_the_others",
     "sampling/verify_tree, masks": "verify_masks::test_match_under_masks_is_the_reference",
+    "trees/add_copies": "add_copies::test_a_chain_that_no_candidate_begins_hangs_below_the_root",
     "trees/commit_tokens": "commit_tokens::test_a_run_is_cut_at_the_final_length",
     "trees/draft_lookup": "draft_lookup::test_the_longest_match_wins_and_of_equals_the_newest",
     "trees/expand_backbone": "expand_backbone::test_two_levels_of_two_by_hand",

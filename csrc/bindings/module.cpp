@@ -20,6 +20,7 @@
 #include "ops/experts/experts.h"
 #include "ops/fused/fused_linear.h"
 #include "ops/fused/gather_norm.h"
+#include "ops/growth/add_copies.h"
 #include "ops/growth/add_delta.h"
 #include "ops/growth/expand_level.h"
 #include "ops/growth/fill_ranks.h"
@@ -140,6 +141,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<AddDelta>(m, "add_delta");
   bind_op<GruStep>(m, "gru_step");
   bind_op<FillRanks>(m, "fill_ranks");
+  bind_op<AddCopies>(m, "add_copies");
   bind_op<GrowLevel>(m, "grow_level");
   bind_op<ExpandLevel>(m, "expand_level");
   bind_op<SelectLimited>(m, "select_limited");

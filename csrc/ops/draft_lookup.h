@@ -6,6 +6,14 @@
 
 namespace specengine {
 
+// Checks how many of the last tokens must have occurred before, and how many are compared.
+inline void check_ngrams(int64_t min_ngram, int64_t max_ngram) {
+  constexpr int64_t kLongest = 64;
+  if (min_ngram < 1 || max_ngram < min_ngram || max_ngram > kLongest) {
+    fail("max_ngram: expected 1 <= min_ngram <= max_ngram <= ", kLongest, ", got ", min_ngram, " and ", max_ngram);
+  }
+}
+
 // The tree of request b lies in rows [b * N, (b + 1) * N): the root, then the chain, then padding (token -1, parent
 // -1, depth -1, no ancestor bits). The longest match wins (at least min_ngram tokens, compared up to max_ngram), of
 // equals the newest. Behind the history's end the draft repeats itself, as a loop does. A chain is at most as long as
@@ -36,13 +44,9 @@ struct DraftLookup {
     if (B < 1 || M % B != 0 || M < B) fail("tokens: ", M.value, " rows are no whole number of nodes for B=", B.value);
     if (M / B > kMaxNodes) fail("tokens: ", M / B, " nodes per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("ancestors: ", W.value, " words cannot hold ", M / B, " nodes");
-    if (min_ngram < 1 || max_ngram < min_ngram || max_ngram > kLongest) {
-      fail("max_ngram: expected 1 <= min_ngram <= max_ngram <= ", kLongest, ", got ", min_ngram, " and ", max_ngram);
-    }
+    check_ngrams(min_ngram, max_ngram);
     return check.device();
   }
-
-  static constexpr int64_t kLongest = 64;
 };
 
 #if defined(SPECENGINE_HAVE_CUDA)

@@ -691,6 +691,18 @@ def fill_ranks(
     levels: int,
     by_request: bool,
 ) -> None: ...
+def add_copies(
+    history: Tensor,
+    history_length: Tensor,
+    active: Tensor,
+    known: Tensor,
+    chances: Tensor,
+    candidates: CandidateColumns,
+    joined: CandidateColumns,
+    joined_known: Tensor,
+    min_ngram: int,
+    max_ngram: int,
+) -> None: ...
 def grow_level(
     best_tokens: Tensor,
     best_scores: Tensor,

@@ -96,8 +96,6 @@ def best_drafter(target: Transformer) -> Spec:
     name = "mtp" if has_mtp(target) else next((name for name in TRAINED if shipped_folder(name, target)), None)
     if name is None:
         return Spec(copies, None, {})
-    if target.ops.on_device:  # a combination would draft on the host between two captured cycles
-        return Spec(name, None, {})
     return Spec("combine", f"{copies}+{name}", {})
 
 

@@ -183,6 +183,12 @@ OPS = {
         "above: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",
         ("expand_level",),
     ),
+    "add_copies": Op(
+        "history: i32[B,T]  history_length: i32[B]  active: i32[B]  known: i32[B]  chances: f32[5]  tokens: i32[B,C]  "
+        "parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  tokens: i32[B,J]  parents: i32[B,J]  depths: i32[B,J]  "
+        "scores: f32[B,J]  known: i32[B]",
+        ("add_copies",),
+    ),
     "select_limited": Op(
         "tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  known: i32[B]  "
         "history_length: i32[B]  final_length: i32[B]  active: i32[B]  tokens: i32[B,N]  parents: i32[B,N]  "

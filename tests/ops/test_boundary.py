@@ -43,6 +43,7 @@ NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDr
 NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes"}
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
 CUDA_ONLY |= {"pair_rows", "keep_pairs"}  # see test_pairs.py
+CUDA_ONLY |= {"add_copies"}  # see test_add_copies.py
 CUDA_ONLY |= {"grow_level", "expand_level", "select_limited"}  # see test_growing_trees.py
 CUDA_ONLY |= {"keep_last", "add_delta", "fill_ranks"}  # see test_pairs.py, test_add_delta.py and test_fill_ranks.py
 CUDA_ONLY |= {"gru_step"}  # see test_gru_step.py

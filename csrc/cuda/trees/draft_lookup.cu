@@ -2,8 +2,8 @@
 // positions with the last ones; the largest key (length of the match, then position) wins. Floor: the history once.
 #include "ops/draft_lookup.h"
 
-#include "cuda/base/reduce.cuh"
 #include "cuda/trees/chain_rows.cuh"
+#include "cuda/trees/longest_match.cuh"
 
 namespace specengine {
 namespace {
@@ -18,18 +18,11 @@ __global__ void __launch_bounds__(kThreads)
   const int b = blockIdx.x, length = history_length[b];
   const int* tokens = history + static_cast<int64_t>(b) * capacity;
   const int deepest = active[b] ? min(trees.nodes - 1, final_length[b] - length - 1) : 0;
-  unsigned long long best = 0;
-  if (deepest > 0) {
-    for (int end = 1 + threadIdx.x; end < length; end += kThreads) {
-      int match = 0;
-      while (match < min(max_ngram, end) && tokens[end - 1 - match] == tokens[length - 1 - match]) ++match;
-      if (match >= min_ngram) best = max(best, static_cast<unsigned long long>(match) << 32 | unsigned(end));
-    }
-  }
-  best = block_reduce<Max>(best, scratch);
-  const int end = static_cast<int>(best), drafted = best == 0 ? 0 : deepest;
+  LongestMatch match{};
+  if (deepest > 0) match = longest_match(tokens, length, min_ngram, max_ngram, scratch);
+  const int drafted = match.length == 0 ? 0 : deepest;
   for (int node = threadIdx.x; node < trees.nodes; node += kThreads) {
-    const int token = node == 0 ? tokens[length - 1] : node <= drafted ? tokens[end + (node - 1) % (length - end)] : -1;
+    const int token = node == 0 ? tokens[length - 1] : node <= drafted ? match.following(tokens, length, node - 1) : -1;
     trees.write(b, node, active[b] ? token : -1);
   }
 }

@@ -13,10 +13,11 @@ from typing import Any
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_trees.tree import DraftTree
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
+    DeviceStateDrafter,
     HiddenStateReader,
     NetworkDrafter,
     PromptObserver,
@@ -24,8 +25,9 @@ from specengine.drafters.capabilities import (
     TokenizerChecker,
     gives_logits,
 )
+from specengine.drafters.combine.captured import CapturedPair
 from specengine.drafters.combine.part_view import PartView, State
-from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.source_stats import count_sources
 from specengine.models.hidden_states import HiddenStates
@@ -52,10 +54,12 @@ class Config:
         check_range("nodes", self.nodes, 2, MAX_NODES)
 
 
-class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker):
+class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker, DeviceStateDrafter):
     """Joins the trees of its parts; a node's chance depends on which of them draft it.
 
-    parts: Drafters that are ScoredDrafters.
+    parts: Drafters that are ScoredDrafters. Captured cycles draft with prompt_lookup and one network that drafts in
+    them: a copy of the text joins the network's candidates before the likeliest are chosen. Its chances are not learned
+    there.
     """
 
     name = "combine"
@@ -87,6 +91,8 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         self.hidden_state_layers = layers.pop() if layers else ()
         self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
         self.policy = policy_of(self, target, costs, self.parts, self.parts)
+        self._captured = CapturedPair.of(self.parts, target.device) if target.ops.on_device else None
+        self.drafts_in_cycle = self._captured is not None
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
@@ -166,6 +172,37 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             request.drafter_state.tree = draft.trees[i]
             request.drafter_state.sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
         return draft.trees
+
+    @property
+    def device_rows(self) -> int:
+        return self._captured.network.device_rows if self._captured else 0
+
+    def new_device_state(self, slots: int) -> Any:
+        return self._pair.network.new_device_state(slots)
+
+    def load(self, state: Any, slot: int, request: DraftRequest) -> None:
+        self._pair.network.load(state, slot, self._view_of_network(request))
+
+    def unload(self, state: Any, slot: int, request: DraftRequest | None) -> None:
+        self._pair.network.unload(state, slot, request and self._view_of_network(request))
+
+    def before_cycle(self, batch: DraftBatch) -> None:
+        self._pair.network.before_cycle(batch)
+
+    def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
+        return self._pair.draft(batch)
+
+    def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
+        self._pair.network.observe_on_device(batch, hidden_states)
+
+    @property
+    def _pair(self) -> CapturedPair:
+        assert self._captured is not None  # the engine asks drafts_in_cycle first
+        return self._captured
+
+    def _view_of_network(self, request: DraftRequest) -> Any:
+        (view,) = self._views([request])[self._pair.number]
+        return view
 
     def _views(self, requests: Sequence[DraftRequest]) -> list[list[Any]]:
         """Returns every part's views of the requests.
