@@ -272,4 +272,4 @@ def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, mon
     known = tiny_model().target
     target = SimpleNamespace(ops=SimpleNamespace(on_device=True), final_norm=known.final_norm, weights=known.weights)
     random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
-    assert best_drafter(target).name == "fasteagle"
+    assert (best_drafter(target).name, best_drafter(target).path) == ("combine", "prompt_lookup+fasteagle")

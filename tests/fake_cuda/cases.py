@@ -40,6 +40,7 @@ DRAFTERS = {
     "eagle": "eagle:{eagle},levels=3,nodes=12",
     "eagle, a given tree": "eagle:{eagle},tree=eagle_25",
     "fasteagle": "fasteagle:{fasteagle}",
+    "combine": "combine:prompt_lookup+eagle3:{eagle3};top_k=1;levels=7;nodes=8,nodes=8",
     "medusa": "medusa:{medusa},nodes=8",
     "glide": "glide:{glide}",
     "pard, a chain": "pard:{pard},tree=chain",

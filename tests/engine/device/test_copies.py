@@ -1,0 +1,88 @@
+"""combine inside captured cycles: copies of the text beside a network's nodes, and what plain decoding says."""
+
+import dataclasses
+
+import pytest
+
+from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.rules.base import Wants
+from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED
+from tests.engine.prefixes import SPECS
+from tests.engines import ids
+
+pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
+NETWORKS = ["eagle3", "eagle3 backbone", "fasteagle", "medusa", "glide", "mtp", "dflash", "dspark", "domino chain"]
+
+
+def with_copies(name, folders, nodes=8):
+    parts = SPECS[name].format(**folders).replace(",", ";")
+    return f"combine:prompt_lookup+{parts},nodes={nodes},adaptive=false"
+
+
+def copied(text, levels):
+    """The longest match's continuation, of equals the newest's."""
+    places = [
+        (next((n for n in range(min(place, 64)) if text[place - 1 - n] != text[-1 - n]), min(place, 64)), place)
+        for place in range(1, len(text))
+    ]
+    length, place = max(places, default=(0, 0))
+    following = text[place:]
+    return [following[i % len(following)] for i in range(levels)] if length else []
+
+
+def has_path(cycle, tokens):
+    node = 0
+    for token in tokens:
+        children = [i for i, parent in enumerate(cycle.parents) if parent == node and cycle.tokens[i] == token]
+        if not children:
+            return False
+        node = children[0]
+    return True
+
+
+def copies_in(outputs, levels, params):
+    """In how many trees a whole copy is a path, and how many could have one."""
+    found = possible = 0
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        text = list(prompt)
+        for cycle in output.trace:
+            room = params.max_new_tokens - (len(text) - len(prompt)) - 1
+            copy = copied(text, levels)
+            possible += room >= levels and bool(copy)
+            found += room >= levels and bool(copy) and has_path(cycle, copy)
+            accepted = [cycle.tokens[node] for node in cycle.accepted]
+            text += accepted + ([] if cycle.bonus is None else [cycle.bonus])
+    return found, possible
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_trees_have_copies_and_texts_are_those_of_plain_decoding(device_engine, folders, params):
+    traced = dataclasses.replace(params, trace=True)
+    expected = ids(device_engine("none", max_batch_size=1).generate(PROMPTS, params))
+    engine = device_engine(with_copies("eagle3", folders, nodes=16), max_batch_size=2)
+    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    outputs = engine.generate(PROMPTS, traced)
+    assert ids(outputs) == expected
+    found, possible = copies_in(outputs, 2, params)
+    assert found > 0.8 * possible > 8
+    alone = device_engine(SPECS["eagle3"].format(**folders), max_batch_size=2).generate(PROMPTS, traced)
+    assert copies_in(alone, 2, params)[0] < 0.2 * possible
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_drafts_beside_copies(device_engine, folders, name):
+    expected = ids(device_engine("none", max_batch_size=1).generate(PROMPTS, SAMPLED))
+    engine = device_engine(with_copies(name, folders, nodes=6), max_batch_size=2)
+    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    assert ids(engine.generate(PROMPTS, SAMPLED)) == expected
+
+
+def test_other_mixtures_draft_between_the_cycles(device_engine, folders):
+    for parts in (
+        "prompt_lookup+suffix",
+        "prompt_lookup+suffix+" + SPECS["eagle3"].format(**folders).replace(",", ";"),
+    ):
+        engine = device_engine(f"combine:{parts},adaptive=false")
+        assert not drafts_in_cycles(engine.drafter, Wants.NOTHING)
