@@ -80,6 +80,15 @@ def test_a_prompt_that_begins_as_an_earlier_one_finds_its_pages(on_device):
     assert engine.drafter.small.cache.prefixes.hit > 0
 
 
+def test_an_engine_whose_target_drafts_leaves_the_rotary_tables_of_earlier_graphs(cuda_backend):
+    ops = cuda_ops(cuda_backend.device, strict=True)
+    model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+    Engine(model, drafter="none", max_batch_size=1)
+    tables = model.target._rope.cos_sin
+    Engine(model, drafter=WHOLE, max_batch_size=1)
+    assert model.target._rope.cos_sin is tables and len(tables[0]) >= model.config.max_position + 4
+
+
 def test_trees_confidences_and_short_contexts_stay_between_the_cycles(on_device):
     for spec in (PART.replace("length=3", "tree=2x1"), PART + ",confidence=0.5"):
         assert not drafts_in_cycles(on_device(spec).drafter, Wants.NOTHING)
