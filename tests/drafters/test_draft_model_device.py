@@ -5,7 +5,9 @@ import dataclasses
 import pytest
 
 from specengine import Engine
+from specengine._C import PAGE_SIZE
 from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.models import presets
 from specengine.ops import cuda_ops
 from specengine.rules.base import Wants
 from specengine.tensor_parallel.loading import load_model
@@ -22,8 +24,8 @@ def on_device(cuda_backend):
     """Makes engines of the tiny target on the device."""
     ops = cuda_ops(cuda_backend.device, strict=True)
 
-    def make(drafter, **options):
-        model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+    def make(drafter, name="tiny-llama", **options):
+        model = load_model(f"random:{name}", device=cuda_backend.device.type, dtype="float32", ops=ops)
         return Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter=drafter, **options)
 
     return make
@@ -78,6 +80,16 @@ def test_a_prompt_that_begins_as_an_earlier_one_finds_its_pages(on_device):
     first, second = (engine.generate(prompt, greedy) for _ in range(2))
     assert first.token_ids == second.token_ids and lengths_of(second)[0] == 3
     assert engine.drafter.small.cache.prefixes.hit > 0
+
+
+def test_drafts_reach_beyond_the_end_of_the_context(on_device, monkeypatch):
+    """The context is one page: the last drafts lie in another one, behind the target's positions."""
+    short = dataclasses.replace(presets.PRESETS["tiny-llama"], max_position=PAGE_SIZE)
+    monkeypatch.setitem(presets.PRESETS, "tiny-short", short)
+    prompt, greedy = PROMPTS[2][:60], dataclasses.replace(GREEDY, max_new_tokens=99, trace=True)
+    output = on_device(WHOLE, "tiny-short", max_batch_size=2).generate(prompt, greedy)
+    assert output.token_ids == on_the_cpu(greedy, "tiny-short", [prompt])[0].token_ids
+    assert len(output.token_ids) == 4 and lengths_of(output) == [3]
 
 
 def test_an_engine_whose_target_drafts_leaves_the_rotary_tables_of_earlier_graphs(cuda_backend):
