@@ -3,10 +3,12 @@
 import dataclasses
 
 import pytest
+import torch
 
 from specengine import Engine
 from specengine._C import PAGE_SIZE
 from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.drafters.text_state import TextState
 from specengine.models import presets
 from specengine.ops import cuda_ops
 from specengine.rules.base import Wants
@@ -80,6 +82,30 @@ def test_a_prompt_that_begins_as_an_earlier_one_finds_its_pages(on_device):
     first, second = (engine.generate(prompt, greedy) for _ in range(2))
     assert first.token_ids == second.token_ids and lengths_of(second)[0] == 3
     assert engine.drafter.small.cache.prefixes.hit > 0
+
+
+def test_a_request_that_loses_its_slot_takes_along_what_is_read(on_device, monkeypatch):
+    engine, width = on_device(WHOLE.replace("adaptive=false", "adaptive=true"), max_batch_size=1), [1]
+    monkeypatch.setattr(type(engine.core.runner.graphs), "choose", lambda *_: width[0])
+    greedy = dataclasses.replace(GREEDY, max_new_tokens=14, trace=True)
+    stream = engine.stream(PROMPTS[0], greedy)
+    for _ in range(3):
+        next(stream)
+    engine.generate(PROMPTS[3], dataclasses.replace(GREEDY, max_new_tokens=2))
+    width[0] = 4
+    *_, last = stream
+    assert last.output.token_ids == on_the_cpu(greedy, prompts=PROMPTS[:1])[0].token_ids
+    lengths = lengths_of(last.output)
+    plain = lengths.count(0)
+    assert 3 <= plain < 6 and lengths[plain:-1] == [3] * (len(lengths) - plain - 1) != []
+
+
+def test_the_slot_with_most_unread_tokens_decides_when_to_catch_up():
+    state = TextState(2, 4, torch.device("cpu"))
+    state.count(0, 3, 9)
+    state.count(1, 5, 2)
+    assert state.first.tolist() == [3, 5] and state.backlog.is_late(4)
+    assert not state.backlog.is_late(4)  # the control: the first cycle has caught up
 
 
 def test_drafts_reach_beyond_the_end_of_the_context(on_device, monkeypatch):
