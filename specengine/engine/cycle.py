@@ -32,8 +32,8 @@ class Cycle:
         batch.mark("verify")
         accepted = self.accept(tree, output.scores, batch)
         batch.mark("accept")
-        if tree.ancestors is not None and not self.drafter.drafts_chains:  # the path of a chain lies in place
-            self.cache.compact(batch.cache, accepted, self.target.ops)
+        if tree.ancestors is not None and not self.drafter.drafts_chains and accepted.path.shape[1] > 1:
+            self.cache.compact(batch.cache, accepted, self.target.ops)  # paths of chains and of roots lie in place
         batch.mark("compact")
         batch.commit(tree, accepted, output.scores)  # cuts paths; only states must not go on behind a request's end
         batch.mark("accept")

@@ -3,9 +3,13 @@
 import dataclasses
 
 import pytest
+import torch
 
 from specengine import Engine
+from specengine._C import PAGE_SIZE
 from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.drafters.text_state import TextState
+from specengine.models import presets
 from specengine.ops import cuda_ops
 from specengine.rules.base import Wants
 from specengine.tensor_parallel.loading import load_model
@@ -22,8 +26,8 @@ def on_device(cuda_backend):
     """Makes engines of the tiny target on the device."""
     ops = cuda_ops(cuda_backend.device, strict=True)
 
-    def make(drafter, **options):
-        model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+    def make(drafter, name="tiny-llama", **options):
+        model = load_model(f"random:{name}", device=cuda_backend.device.type, dtype="float32", ops=ops)
         return Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter=drafter, **options)
 
     return make
@@ -78,6 +82,49 @@ def test_a_prompt_that_begins_as_an_earlier_one_finds_its_pages(on_device):
     first, second = (engine.generate(prompt, greedy) for _ in range(2))
     assert first.token_ids == second.token_ids and lengths_of(second)[0] == 3
     assert engine.drafter.small.cache.prefixes.hit > 0
+
+
+def test_a_request_that_loses_its_slot_takes_along_what_is_read(on_device, monkeypatch):
+    engine, width = on_device(WHOLE.replace("adaptive=false", "adaptive=true"), max_batch_size=1), [1]
+    monkeypatch.setattr(type(engine.core.runner.graphs), "choose", lambda *_: width[0])
+    greedy = dataclasses.replace(GREEDY, max_new_tokens=14, trace=True)
+    stream = engine.stream(PROMPTS[0], greedy)
+    for _ in range(3):
+        next(stream)
+    engine.generate(PROMPTS[3], dataclasses.replace(GREEDY, max_new_tokens=2))
+    width[0] = 4
+    *_, last = stream
+    assert last.output.token_ids == on_the_cpu(greedy, prompts=PROMPTS[:1])[0].token_ids
+    lengths = lengths_of(last.output)
+    plain = lengths.count(0)
+    assert 3 <= plain < 6 and lengths[plain:-1] == [3] * (len(lengths) - plain - 1) != []
+
+
+def test_the_slot_with_most_unread_tokens_decides_when_to_catch_up():
+    state = TextState(2, 4, torch.device("cpu"))
+    state.count(0, 3, 9)
+    state.count(1, 5, 2)
+    assert state.first.tolist() == [3, 5] and state.backlog.is_late(4)
+    assert not state.backlog.is_late(4)  # the control: the first cycle has caught up
+
+
+def test_drafts_reach_beyond_the_end_of_the_context(on_device, monkeypatch):
+    """The context is one page: the last drafts lie in another one, behind the target's positions."""
+    short = dataclasses.replace(presets.PRESETS["tiny-llama"], max_position=PAGE_SIZE)
+    monkeypatch.setitem(presets.PRESETS, "tiny-short", short)
+    prompt, greedy = PROMPTS[2][:60], dataclasses.replace(GREEDY, max_new_tokens=99, trace=True)
+    output = on_device(WHOLE, "tiny-short", max_batch_size=2).generate(prompt, greedy)
+    assert output.token_ids == on_the_cpu(greedy, "tiny-short", [prompt])[0].token_ids
+    assert len(output.token_ids) == 4 and lengths_of(output) == [3]
+
+
+def test_an_engine_whose_target_drafts_leaves_the_rotary_tables_of_earlier_graphs(cuda_backend):
+    ops = cuda_ops(cuda_backend.device, strict=True)
+    model = load_model("random:tiny-llama", device=cuda_backend.device.type, dtype="float32", ops=ops)
+    Engine(model, drafter="none", max_batch_size=1)
+    tables = model.target._rope.cos_sin
+    Engine(model, drafter=WHOLE, max_batch_size=1)
+    assert model.target._rope.cos_sin is tables and len(tables[0]) >= model.config.max_position + 4
 
 
 def test_trees_confidences_and_short_contexts_stay_between_the_cycles(on_device):

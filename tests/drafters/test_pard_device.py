@@ -47,6 +47,24 @@ def test_the_device_says_and_drafts_what_the_cpu_does(tiny_target, params, tmp_p
     assert drafted > 8
 
 
+def test_a_draft_reads_what_plain_cycles_left(tiny_target, monkeypatch, tmp_path):
+    """Random drafts are refused, so that cycle i drafts behind the same text whatever the cycles before it did."""
+    spec, greedy = f"pard:{write_pard(tmp_path / 'pard')},tree=chain,length=3", dataclasses.replace(GREEDY, trace=True)
+    greedy, texts = dataclasses.replace(greedy, max_new_tokens=9), []
+    for plain in (0, 6):  # more than a draft reads without a catch-up
+        engine, widths = Engine(tiny_target[1], drafter=spec, max_batch_size=1), []
+
+        def choose(_, size, plain=plain, widths=widths):
+            widths.append(1 if len(widths) < plain else 4)
+            return widths[-1]
+
+        monkeypatch.setattr(type(engine.core.runner.graphs), "choose", choose)
+        texts.append([cycle.tokens for cycle in engine.generate(PROMPTS[0], greedy).trace])
+    assert len(texts[0]) == len(texts[1]) == 9
+    assert texts[1][6:] == texts[0][6:] and len(texts[0][6]) == 3  # no more than the request may commit
+    assert all(len(tokens) == 1 for tokens in texts[1][:6])
+
+
 def test_trees_are_grown_between_the_cycles(tiny_target, tmp_path):
     engine = Engine(tiny_target[1], drafter=f"pard:{write_pard(tmp_path / 'pard')}")
     assert not drafts_in_cycles(engine.drafter, Wants.NOTHING)

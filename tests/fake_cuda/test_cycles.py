@@ -59,6 +59,12 @@ def test_a_chain_of_seven_adds_few_launches(machine, folders):
     assert of_one_request(machine, folders, "eagle3, a chain of 7", 8).total <= plain + CHAIN_OF_7
 
 
+@pytest.mark.parametrize("name, width", [("eagle3", 1), ("eagle3, a chain of 7", 8), ("eagle3", 8)])
+def test_only_trees_that_branch_have_paths_to_move(machine, folders, name, width):
+    moves = of_one_request(machine, folders, name, width).ours["compact_kv"]
+    assert moves == (name == "eagle3" and width > 1)
+
+
 class Careless(NoneDrafter):
     """Makes a call of its own."""
 

@@ -89,6 +89,9 @@ def test_a_cycle_of_one_node_adds_its_pair(cuda_backend):
 def test_pairs_beyond_the_room_are_not_kept(cuda_backend):
     kept, counts, _ = kept_pairs(cuda_backend, [[0], [0]], [1, 1], [7, 7], [4, 3, 0], [0, 0, 0], True, rows=1)
     assert kept[0] == [-1] * 4 and kept[1] == [-1, -1, -1, 1.0] and counts[1] == 4
+    nodes = [*range(6)]
+    kept, counts, first = kept_pairs(cuda_backend, [nodes, nodes], [6, 6], [9, 9], [0, 0, 0], [0, 0, 0], False, rows=6)
+    assert (kept[0], counts[0], first[0]) == ([0.0, 1.0, 2.0, 3.0], 4, 2)  # the first ones are
 
 
 def test_the_last_committed_state_is_kept_alone(cuda_backend):

@@ -1,5 +1,5 @@
 // The candidates of a tree whose shape is known: each node is the child of some rank, of a distribution that its level
-// alone decides (Medusa, FastEagle).
+// alone decides: Medusa's trees, chains of PARD and DFlash.
 #pragma once
 #include "ops/growth/grow_level.h"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine._C import PAGE_SIZE
+from specengine._C import MAX_NODES, PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.state_pool import fixed_slots
 from specengine.drafters.base import Drafter
@@ -111,7 +111,9 @@ def device_buffers(
     config, target = model.config, model.target
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)  # another stream wrote the weights
-    target.ensure_positions(config.max_position)  # a captured graph holds on to the rotary tables
+    # Captured graphs hold on to the rotary tables, which no later engine may replace: the target's own layers draft
+    # behind the end of the context too.
+    target.ensure_positions(config.max_position + MAX_NODES)
     rows = options.rows(drafter)
     sizes = BufferSizes(
         slots=options.max_batch_size,

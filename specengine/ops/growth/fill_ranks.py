@@ -1,6 +1,7 @@
 """The candidates of trees whose shape is known before their tokens, inside captured cycles; CUDA only.
 
-Each node is the child of some rank, of a distribution that its level alone decides (Medusa, FastEagle).
+Each node is the child of some rank, of a distribution that its level alone decides: Medusa's trees, chains of PARD and
+DFlash.
 """
 
 from __future__ import annotations

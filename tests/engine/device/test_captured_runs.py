@@ -131,17 +131,48 @@ def test_a_cycle_that_fails_ends_its_requests_alone(device, monkeypatch):
     assert engine.cache.pages_in_use == 0
 
 
-@pytest.mark.sim
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2-moe", "tiny-gpt-oss"])
-def test_captured_cycles_say_what_the_cpu_says(simulated, monkeypatch, name):
-    """With the kernels of the simulator: every replay works on the memory of its capture."""
+@pytest.fixture
+def replays(simulated, monkeypatch):
+    """The simulator, where cycles are timed by one replay."""
     least_seconds = cycle_graphs._least_seconds
     monkeypatch.setattr(cycle_graphs, "_least_seconds", lambda run, device, **_: least_seconds(run, device, repeats=1))
     simulated.set_schedule(0)
     simulated.set_multiprocessors(4)
+    return simulated
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2-moe", "tiny-gpt-oss"])
+def test_captured_cycles_say_what_the_cpu_says(replays, monkeypatch, name):
+    """With the kernels of the simulator: every replay works on the memory of its capture."""
     prompts = [PROMPTS[0], PROMPTS[3], PROMPTS[1]]
     expected = [output.token_ids for output in on_the_cpu(SAMPLED, name, prompts)]
-    with standing_in(Device(), monkeypatch, simulated):
+    with standing_in(Device(), monkeypatch, replays):
         engine = captured_engine(model_on_the_standin(name), SMALL, max_batch_size=2)
         found = [output.token_ids for output in engine.generate(prompts, SAMPLED)]
     assert found == expected
+
+
+DRAFTED = {
+    "draft_model": "draft_model:self,layers=2,length=3",
+    "pard": "pard:{pard},tree=chain,length=3",
+    "medusa": "medusa:{medusa},nodes=6",
+    "dspark": "dspark:{dspark},nodes=8,top_k=3",
+    "domino": "domino:{domino},nodes=8,top_k=3",
+}
+
+
+@pytest.mark.sim
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", DRAFTED)
+def test_replays_draft_what_the_cpu_drafts(replays, monkeypatch, folders, name):
+    """A tensor of the first replay that a drafter kept would show in the drafts of later ones."""
+    spec, greedy = DRAFTED[name].format(**folders) + ",adaptive=false", SamplingParams(max_new_tokens=6, trace=True)
+    prompts = [PROMPTS[0], PROMPTS[3]]
+    expected = on_the_cpu(greedy, prompts=prompts, drafter=spec, max_batch_size=2)
+    with standing_in(Device(), monkeypatch, replays):
+        outputs = captured_engine(model_on_the_standin(), spec, max_batch_size=2).generate(prompts, greedy)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
+    assert max(len(cycle.tokens) for output in outputs for cycle in output.trace) > 3
