@@ -1,0 +1,89 @@
+"""The chains of a pass over prompts, as tree attention on CUDA reads them: made once a pass, for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specengine._C import MAX_NODES, KVCacheView
+from specengine.utils.host_memory import put_ints
+
+_CHAIN_BITS = np.packbits(np.tri(MAX_NODES, dtype=bool), axis=1, bitorder="little").view("<i4")  # [MAX_NODES, W]
+
+
+class Chain(NamedTuple):
+    """A request's rows on the host: the first one, the one behind the last, and the cached tokens before them."""
+
+    request: int
+    start: int
+    end: int
+    length: int
+
+
+class ShortChains(NamedTuple):
+    """Chains of at most MAX_NODES nodes: the ancestor bits of all rows, and what else a KVCacheView has but keys."""
+
+    ancestors: torch.Tensor
+    block_table: torch.Tensor
+    lengths: torch.Tensor
+    row_start: torch.Tensor
+
+    def view(self, cache: KVCacheView) -> KVCacheView:
+        """Returns a layer of a cache as the chains see it."""
+        return KVCacheView(cache.k_cache, cache.v_cache, self.block_table, self.lengths, self.row_start, 0)
+
+
+class Division(NamedTuple):
+    """Who attends for which chains.
+
+    short: of the kernel; None: of no chain.  long: of the library, whose rows have no bits in `short`.
+    """
+
+    short: ShortChains | None
+    long: Sequence[Chain]
+
+
+class PromptChains:
+    """Holds the chains of all requests of a pass, of any length, where the host knows them."""
+
+    def __init__(self, starts: Sequence[int], lengths: Sequence[int]) -> None:
+        """starts: as of a TreeBatch.  lengths: cached tokens of each request."""
+        self._chains = [Chain(b, *ends, lengths[b]) for b, ends in enumerate(pairwise(starts))]
+        self._divisions: dict[float, Division] = {}
+
+    def divide(self, cache: KVCacheView, most: float) -> Division:
+        """Returns the kernel's chains, of at most `most` rows x keys each, and the library's.
+
+        cache: any layer, because all layers of a pass share the rest of it. The kernel's long chains are several short
+        ones, each with those before it in its prefix: a layer writes the keys of all rows first.
+        """
+        if most not in self._divisions:
+            first_node = cache.first_node
+            work = {chain: (chain.end - chain.start) * _keys(chain, first_node) for chain in self._chains}
+            long = [chain for chain in self._chains if work[chain] > most]
+            whole = len(long) == sum(count > 0 for count in work.values())
+            self._divisions[most] = Division(None if whole else self._short(cache, {*long}), long)
+        return self._divisions[most]
+
+    def _short(self, cache: KVCacheView, long: set[Chain]) -> ShortChains:
+        requests, starts, lengths, bits = list[int](), list[int](), list[int](), list[np.ndarray]()
+        for chain in self._chains:
+            for first in range(chain.start, chain.end, MAX_NODES):
+                requests.append(chain.request)
+                starts.append(first)
+                lengths.append(0 if chain in long else chain.length + cache.first_node + first - chain.start)
+                own = _CHAIN_BITS[: min(MAX_NODES, chain.end - first)]
+                bits.append(np.zeros_like(own) if chain in long else own)
+        words = -(-max(map(len, bits)) // 32)
+        columns = [np.array(each, dtype=np.int32) for each in ([*starts, self._chains[-1].end], lengths, requests)]
+        ancestors = np.concatenate(bits)[:, :words]
+        row_start, prefixes, owners, masks = put_ints([*columns, ancestors], cache.row_start.device)
+        return ShortChains(masks, cache.block_table.index_select(0, owners), prefixes, row_start)
+
+
+def _keys(chain: Chain, first_node: int) -> int:
+    return chain.length + first_node + chain.end - chain.start
