@@ -15,7 +15,9 @@ from specengine.ops.layer import rows_of
 from specengine.ops.prefill.causal_attention import causal_attention, masked_attention
 from specengine.ops.prefill.chains import PromptChains
 
-LIBRARY_FROM = 1 << 33  # rows x keys x query heads x head dim, docs/design/cuda.md#a-pass-over-prompts
+# Pairs of a row and a key x query heads x head dim. With more, PyTorch's faster products save more than its other calls
+# cost, by a model (docs/design/cuda.md, "Prompts over pages"). No GPU has judged it.
+LIBRARY_FROM = 1 << 33
 COUNTERS = 1 << 15  # of arrival_counters: enough for 1,024 rows of 32 heads
 
 
@@ -100,7 +102,7 @@ def tree_attention_cuda(
 
 
 def _most_of_kernel(q: torch.Tensor, cache: KVCacheView, window: int, strict: bool, sinks) -> float:
-    """Returns the most rows x keys of a chain that the kernel attends to."""
+    """Returns the most pairs of a chain, see Chain.pairs, that the kernel attends to."""
     if strict or sinks is not None:
         return math.inf
     if cache.k_cache.dtype == torch.float32:

@@ -434,12 +434,13 @@ def test_a_chain_with_much_to_multiply_is_the_librarys_and_the_others_stay_the_k
     cuda_backend, library, monkeypatch, dtype
 ):
     trees, lengths, first_node = PROMPTS[0]
-    monkeypatch.setattr(module, "LIBRARY_FROM", 300 * 370 * 2 * 16)  # rows, keys, heads and columns of the first one
+    first = 300 * (70 + 301 / 2) * 2 * 16  # rows, keys on average, heads and columns of the first one
+    monkeypatch.setattr(module, "LIBRARY_FROM", first)
     check_prompts(cuda_backend, trees, lengths, first_node, dtype, False, heads=2, kv_heads=1)
     assert library == [(520, 649)]
     check_prompts(cuda_backend, trees, lengths, first_node, dtype, False, window=100, heads=2, kv_heads=1)
     assert library == [(520, 649)]  # over a window PyTorch would compute with float32 and a mask
-    monkeypatch.setattr(module, "LIBRARY_FROM", 300 * 370 * 2 * 16 - 1)
+    monkeypatch.setattr(module, "LIBRARY_FROM", first - 1)
     check_prompts(cuda_backend, trees, lengths, first_node, dtype, False, heads=2, kv_heads=1)
     assert library[1:] == [(300, 370), (520, 649)]
 

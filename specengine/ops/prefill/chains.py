@@ -23,6 +23,11 @@ class Chain(NamedTuple):
     end: int
     length: int
 
+    def pairs(self, first_node: int) -> float:
+        """Returns the pairs of a row and a key that it sees.  first_node: of a KVCacheView."""
+        rows = self.end - self.start
+        return rows * (self.length + first_node + (rows + 1) / 2)
+
 
 class ShortChains(NamedTuple):
     """Chains of at most MAX_NODES nodes: the ancestor bits of all rows, and what else a KVCacheView has but keys."""
@@ -56,17 +61,16 @@ class PromptChains:
         self._divisions: dict[float, Division] = {}
 
     def divide(self, cache: KVCacheView, most: float) -> Division:
-        """Returns the kernel's chains, of at most `most` rows x keys each, and the library's.
+        """Returns the kernel's chains, of at most `most` pairs of a row and a key that it sees, and the library's.
 
         cache: any layer, because all layers of a pass share the rest of it. The kernel's long chains are several short
         ones, each with those before it in its prefix: a layer writes the keys of all rows first.
         """
         if most not in self._divisions:
-            first_node = cache.first_node
-            work = {chain: (chain.end - chain.start) * _keys(chain, first_node) for chain in self._chains}
-            long = [chain for chain in self._chains if work[chain] > most]
-            whole = len(long) == sum(count > 0 for count in work.values())
-            self._divisions[most] = Division(None if whole else self._short(cache, {*long}), long)
+            chains = [chain for chain in self._chains if chain.end > chain.start]
+            long = [chain for chain in chains if chain.pairs(cache.first_node) > most]
+            short = self._short(cache, {*long}) if len(long) < len(chains) else None
+            self._divisions[most] = Division(short, long)
         return self._divisions[most]
 
     def _short(self, cache: KVCacheView, long: set[Chain]) -> ShortChains:
@@ -80,10 +84,6 @@ class PromptChains:
                 bits.append(np.zeros_like(own) if chain in long else own)
         words = -(-max(map(len, bits)) // 32)
         columns = [np.array(each, dtype=np.int32) for each in ([*starts, self._chains[-1].end], lengths, requests)]
-        ancestors = np.concatenate(bits)[:, :words]
+        ancestors = np.ascontiguousarray(np.concatenate(bits)[:, :words])
         row_start, prefixes, owners, masks = put_ints([*columns, ancestors], cache.row_start.device)
         return ShortChains(masks, cache.block_table.index_select(0, owners), prefixes, row_start)
-
-
-def _keys(chain: Chain, first_node: int) -> int:
-    return chain.length + first_node + chain.end - chain.start
