@@ -72,7 +72,7 @@ def test_a_planted_copy_that_blocks_is_counted(machine, monkeypatch):
 def test_only_the_chain_with_much_to_multiply_has_calls_of_its_own(machine, monkeypatch):
     target, lengths = machine.target(by_library=True), []
     usual = launches_of(machine, target, *MIXED).total
-    monkeypatch.setattr(tree_attention, "LIBRARY_FROM", 700 * 500 * target.config.num_heads * target.config.head_dim)
+    monkeypatch.setattr(tree_attention, "LIBRARY_FROM", 700 * 400 * target.config.num_heads * target.config.head_dim)
     monkeypatch.setattr(tree_attention, "causal_attention", lambda q, *_: lengths.append(len(q)) or torch.zeros_like(q))
     launches = launches_of(machine, target, *MIXED)
     assert lengths == [700] * 4 and waited(machine) == 0  # two passes of two layers

@@ -45,7 +45,8 @@ class ShortChains(NamedTuple):
 class Division(NamedTuple):
     """Who attends for which chains.
 
-    short: of the kernel; None: of no chain.  long: of the library, whose rows have no bits in `short`.
+    short: of the kernel; None: of no chain.  long: of the library, whose rows have no prefix in `short`: the kernel's
+    results for them are not used.
     """
 
     short: ShortChains | None
@@ -80,8 +81,7 @@ class PromptChains:
                 requests.append(chain.request)
                 starts.append(first)
                 lengths.append(0 if chain in long else chain.length + cache.first_node + first - chain.start)
-                own = _CHAIN_BITS[: min(MAX_NODES, chain.end - first)]
-                bits.append(np.zeros_like(own) if chain in long else own)
+                bits.append(_CHAIN_BITS[: min(MAX_NODES, chain.end - first)])
         words = -(-max(map(len, bits)) // 32)
         columns = [np.array(each, dtype=np.int32) for each in ([*starts, self._chains[-1].end], lengths, requests)]
         ancestors = np.ascontiguousarray(np.concatenate(bits)[:, :words])
