@@ -58,8 +58,8 @@ def tree_attention(
     upcoming: the weight that is read next, of any dtype: CUDA brings a part of it to L2 meanwhile. No result changes.
     """
     arguments = q, cache, ancestors, out, scale, window, strict
-    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks, None, None))
-    counters = q.shape[0] * q.shape[1] if len(workspace) > 0 else 0
+    floats = _C.tree_attention_workspace(*arguments, None, sinks, None, None)
+    workspace, counters = (q.new_empty(floats), q.shape[0] * q.shape[1]) if floats else (None, 0)
     if counters > (0 if arrived is None else len(arrived)):
         arrived = torch.zeros(counters, dtype=torch.int32, device=q.device)
     _C.tree_attention(*arguments, workspace, sinks, arrived, None if upcoming is None else upcoming.view(-1))

@@ -8,7 +8,7 @@ from specengine.models import transformer
 from specengine.ops import tree_attention
 from tests.fake_cuda.mode import CUDA
 
-PAGES = 32
+PAGES = 64
 LAYER = 9  # launches: four products, attention, two norms, the rotation and the gate
 VIEWS = 16  # calls of a layer that start no kernel: memory for the outputs, transposed weights, rows of heads as rows
 AROUND = 5  # launches outside of the layers: copies of the rows, of their places and of the chains, pages, first norm
@@ -27,7 +27,7 @@ def launches_of(machine, target, rows, lengths):
     """Runs a pass twice, and returns the launches of the second time, when nothing is set up any more."""
     target.ensure_positions(2048)
     cache = target.new_cache(PAGES)
-    pages = [[*range(PAGES)]] * len(rows)
+    pages = [cache.allocate(length + count) for count, length in zip(rows, lengths, strict=True)]
     for _ in range(2):
         machine.device.waits.clear()
         machine.device.blocking_copies = 0
@@ -54,6 +54,14 @@ def test_a_pass_waits_for_nothing_and_makes_few_calls_a_layer(machine, name):
 
 def test_the_launches_of_a_chunk_take_the_host_a_millisecond():
     assert (DEEP * LAYER + AROUND) * HOST < 1.05e-3
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt-oss", "tiny-mistral"])
+def test_sinks_and_windows_have_one_launch_of_attention_a_layer_too(machine, name):
+    target = machine.target(by_library=True, name=name)
+    launches = launches_of(machine, target, *MIXED)
+    assert launches.ours["tensor_attention"] == target.config.num_layers and waited(machine) == 0
+    assert launches.torch["index_select"] == 1  # of pages, once a pass
 
 
 def test_chains_that_the_host_does_not_know_are_a_planted_wait(machine, monkeypatch):
