@@ -61,7 +61,7 @@ def attention_of(target: Transformer, rows: int, prefix: int, rounds: int) -> Ti
     found: Times = {"rows": rows, "prefix": prefix, "chosen": "library" if work > most else "kernel"}
     arrived = tree_attention.arrival_counters(device)
     for way, limit in WAYS.items():
-        chains = PromptChains([0, rows], [prefix])
+        chains = PromptChains.of([0, rows], [prefix])
 
         def call(chains: PromptChains = chains) -> None:
             tree_attention.tree_attention_cuda(

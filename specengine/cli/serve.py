@@ -17,7 +17,9 @@ def serve(
     rule: options.Rule = "match",
     device: options.Device = "auto",
     dtype: options.DType = "auto",
-    tensor_parallel: Annotated[int, typer.Option(help="CPU processes that share the model's layers.")] = 1,
+    tensor_parallel: Annotated[
+        int, typer.Option(help="Processes that share the model's layers, on CUDA a GPU each.")
+    ] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; the default accepts this machine only.")] = (
         "127.0.0.1"
     ),

@@ -40,8 +40,8 @@ class Engine:
     gpu_memory_fraction: share of the GPU's memory for weights, workspaces and cache; CUDA only.
     graphs: captures cycles as CUDA graphs; False runs the same code call by call, for debugging. CUDA only.
     strict: makes speculative output equal plain output bit for bit, at a cost in speed; the CPU always does.
-    tensor_parallel: processes that share the model's layers on the CPU. A LoadedModel keeps its own number. After one
-      process fails, requests raise RankFailed.
+    tensor_parallel: processes that share the model's layers, on CUDA each with a GPU of its own. A LoadedModel keeps
+      its own number. After one process fails, requests raise RankFailed.
     adapters: names of PEFT LoRA folders of the target, for SamplingParams.adapter, or loaded Adapters.
     The attribute `metrics` counts requests, tokens and times.
     Raises ValueError for an argument that it cannot honour, FileNotFoundError for a missing file.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
+from specengine.cache.page_pool import page_bytes
 from specengine.cache.state_memory import StateMemory
 from specengine.cache.state_pool import StatePool
 from specengine.draft_trees.tree import TreeBatch
@@ -29,6 +30,7 @@ from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.prefill.chains import PromptChains
 from specengine.ops.row_tools import divided
 from specengine.ops.weight import Projection, Weight, dtype_of
+from specengine.utils.cuda_graphs import DeviceGraphs
 from specengine.utils.spec_string import check_range
 
 
@@ -82,9 +84,20 @@ class Transformer:
         layers = self.hidden_state_layers
         parts = self.config, self.embedding, self._layers, self.final_norm, layers
         own: dict[str, Any] = {"lora": self.lora, "multipliers": self.config.multipliers}
-        if self.ops.on_device and self.config.multipliers.logits_divisor == 1:
-            own["out_dtype"] = self.ops.layer.dtype_for(self.head)
+        if self.ops.on_device:
+            own["out_dtype"] = self._out_dtype
         return self.ops.decoder(*parts, **own)
+
+    @property
+    def _out_dtype(self) -> torch.dtype:
+        """The dtype of a pass's rows: that in which the head reads them, unless they are divided first."""
+        divides = self.config.multipliers.logits_divisor != 1
+        return self.ops.layer.dtype_for(self.head) if self.ops.on_device and not divides else torch.float32
+
+    @property
+    def graphs(self) -> DeviceGraphs:
+        """What captures passes as graphs and waits for them."""
+        return DeviceGraphs(self.device)
 
     def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
         """Returns the same model with other hidden_state_layers; both share all memory. Raises ValueError."""
@@ -187,6 +200,12 @@ class Transformer:
         states = None if c.gated_delta is None else StatePool(StateMemory(c.gated_delta, self.device), requests)
         return KVCache(c.attention_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages, states)
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of a cache on one device."""
+        c = self.config
+        return page_bytes((c.attention_layers, c.num_kv_heads, c.head_dim), self.cache_dtype)
+
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
@@ -264,15 +283,17 @@ class Transformer:
         chosen: dict[str, Any] = {"adapters": batch.adapters, "experts": experts}
         if first_node:
             chosen["first_node"] = first_node
-        if self.ops.on_device and isinstance(tree, TreeBatch) and tree.ancestors is None:
-            chosen["chains"] = _chains(tree, batch)
+        if self.ops.on_device and isinstance(tree, TreeBatch):
+            chosen["chains"] = chains_of(tree, batch)
         normed = self._decoder(tree, *place, *self._rope.cos_sin, at_layers, **chosen, states=states)
         return HiddenStates(normed, at_layers, experts)
 
 
-def _chains(tree: TreeBatch, batch: CacheBatch) -> PromptChains | None:
+def chains_of(tree: TreeBatch, batch: CacheBatch) -> PromptChains | None:
     """Returns the chains of a batch where the host knows them: their attention asks the device for nothing then."""
-    return None if tree.starts is None or batch.host is None else PromptChains(tree.starts, batch.host.tolist())
+    if tree.ancestors is not None or tree.starts is None or batch.host is None:
+        return None
+    return PromptChains.of(tree.starts, batch.host.tolist())
 
 
 def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:

@@ -271,7 +271,7 @@ class WeightLoader:
         order: of columns, int32 [C], that codes have already and floats get; None: as they are.
         """
         for name in names:
-            for start, stop in _steps(self._rows(name), self.checkpoint.tensors[f"{name}.weight"].shape[1]):
+            for start, stop in steps(self._rows(name), self.checkpoint.tensors[f"{name}.weight"].shape[1]):
                 self._pack(f"{name}.weight", start, stop, weight, first + start, order)
             first += self._rows(name)
 
@@ -300,7 +300,8 @@ def check_dtype(dtype: object, ops: Ops) -> None:
         raise ValueError(f"dtype: {dtype} is the CPU's; on CUDA codes always multiply rows of floats")
 
 
-def _steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+def steps(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Yields first and last + 1 row of each block in which a matrix is read."""
     step = max(1, _STEP_BYTES // (4 * columns))
     for start in range(0, rows, step):
         yield start, min(rows, start + step)

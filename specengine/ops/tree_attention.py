@@ -90,7 +90,7 @@ def tree_attention_cuda(
     upcoming = upcoming if prefetch else None
     if ancestors is not None:
         return tree_attention(q, cache, ancestors, out, scale, window, strict, sinks, arrived, upcoming)
-    chains = PromptChains(cache.row_start.tolist(), cache.lengths.tolist()) if chains is None else chains
+    chains = PromptChains.of(cache.row_start.tolist(), cache.lengths.tolist()) if chains is None else chains
     short, long = chains.divide(cache, _most_of_kernel(q, cache, window, strict, sinks))
     if short is not None:
         rows = short.view(cache), short.ancestors

@@ -82,6 +82,11 @@ class Projection:
     float_rows: bool = False
 
     @property
+    def crosses_ranks(self) -> bool:
+        """Whether its product needs numbers of other processes; then no op behind it can be its end."""
+        return False
+
+    @property
     def quantises_rows(self) -> bool:
         """Whether it multiplies rows quantised to int8."""
         return not self.float_rows and self.weights[0].quantises_rows

@@ -12,6 +12,7 @@ from itertools import count
 
 import torch
 
+from specengine.tensor_parallel.device.messages import DropGraphs
 from specengine.tensor_parallel.messages import DropCaches
 from specengine.tensor_parallel.rank_processes import LOADING_SECONDS, RankProcesses
 from specengine.types import RankFailed
@@ -25,16 +26,17 @@ class Group:
     An error between them leaves them out of step, so it ends the group for good.
     """
 
-    def __init__(self, size: int, path: str, dtype: str) -> None:
+    def __init__(self, size: int, path: str, dtype: str, device: torch.device, strict: bool) -> None:
+        """Starts the other ranks.  path: of the checkpoint.  device: of rank 0; the others have those behind it."""
         self._failure: str | None = None
         self._timeout = LOADING_SECONDS
         self._lock = threading.Lock()
         self._cache_numbers = count()
-        self._dropped: deque[int] = deque()
+        self._dropped_caches, self._dropped_graphs = deque[int](), deque[int]()
         self._ranks = RankProcesses(size)
         self._end = weakref.finalize(self, self._ranks.close)
         with self._closing_on_error():
-            self._ranks.start(path, dtype)
+            self._ranks.start(path, dtype, device, strict)
 
     def join(self) -> None:
         """Waits until all ranks have read their parts. Raises RankFailed."""
@@ -76,12 +78,16 @@ class Group:
 
         It takes no lock: the garbage collector may call it at any moment.
         """
-        self._dropped.append(cache)
+        self._dropped_caches.append(cache)
+
+    def drop_graph(self, graph: int) -> None:
+        """Frees a graph in all ranks at the next message; as drop_cache()."""
+        self._dropped_graphs.append(graph)
 
     def _send_dropped(self) -> None:
-        caches = tuple(self._dropped.popleft() for _ in range(len(self._dropped)))
-        if caches:
-            self._ranks.send(DropCaches(caches))
+        for message, dropped in ((DropCaches, self._dropped_caches), (DropGraphs, self._dropped_graphs)):
+            if numbers := tuple(dropped.popleft() for _ in range(len(dropped))):
+                self._ranks.send(message(numbers))
 
     def _check(self) -> None:
         if os.getpid() != self._ranks.owner:

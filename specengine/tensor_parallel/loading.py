@@ -89,10 +89,8 @@ def load_model(
     where = resolve_device(device)
     ops = ops or ops_for(where, strict)
     check_dtype(dtype, ops)
-    if tensor_parallel > 1 and ops is not native:
-        raise ValueError(
-            f"tensor_parallel: only the CPU's kernels can share a model among processes, the device is {where.type}"
-        )
+    if tensor_parallel > 1:
+        _check_ranks(tensor_parallel, where, ops)
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer(checkpoint)
@@ -103,12 +101,19 @@ def load_model(
     return LoadedModel(str(model), dtype, target, tokenizer, frozenset(eos))
 
 
+def _check_ranks(size: int, device: torch.device, ops: Ops) -> None:
+    if not (ops is native or ops.on_device):
+        raise ValueError("tensor_parallel: the other processes have the kernels of a device, got other ops")
+    if device.type == "cuda" and (device.index or 0) + size > (seen := torch.cuda.device_count()):
+        raise ValueError(f"tensor_parallel: expected a GPU for each of {size} from {device} on, got {seen}")
+
+
 def _target(
     checkpoint: Checkpoint, path: str, dtype: str, device: torch.device, ops: Ops, tensor_parallel: int
 ) -> Transformer:
     if tensor_parallel == 1:
         return load_transformer(checkpoint, dtype, device, ops)
-    return load_parallel_transformer(checkpoint, path, dtype, tensor_parallel)
+    return load_parallel_transformer(checkpoint, path, dtype, tensor_parallel, device, ops)
 
 
 def load_tokenizer(model: str | Path) -> Tokenizer | None:

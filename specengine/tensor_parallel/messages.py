@@ -16,13 +16,18 @@ MESSAGE, ROWS = 0, 1
 
 @dataclass(frozen=True)
 class Start:
-    """The first message to a rank: its number and the model to read. path: of the checkpoint."""
+    """The first message to a rank: its number and the model to read.
+
+    path: of the checkpoint.  device: of the rank's shard, as torch names it.  strict: see ops.Ops.
+    """
 
     rank: int
     size: int
     path: str
     dtype: str
     instruction_set: str
+    device: str
+    strict: bool
 
 
 @dataclass(frozen=True)

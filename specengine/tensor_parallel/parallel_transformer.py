@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
 from specengine.cache.state_pool import StatePool
+from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
-from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
-from specengine.models.transformer import Transformer
+from specengine.models.transformer import Transformer, chains_of
 from specengine.models.weights import ModelWeights
-from specengine.ops import Ops, native
+from specengine.ops import Ops
 from specengine.ops.decoder import Pass, Rows
 from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.verify_tree import Accepted
+from specengine.tensor_parallel.device.passes import DevicePasses
 from specengine.tensor_parallel.group import Group
-from specengine.tensor_parallel.messages import Compact, Forward, PassStates, Resize
+from specengine.tensor_parallel.messages import PassStates, Resize
 from specengine.tensor_parallel.parallel_states import ParallelStates
+from specengine.tensor_parallel.passes import HostPasses, RankPass
 from specengine.tensor_parallel.shard_decoder import shard_decoder
 from specengine.tensor_parallel.shards import ShardBounds, ShardLoader
+from specengine.utils.cuda_graphs import DeviceGraphs
 
 
 class ParallelTransformer(Transformer):
@@ -38,29 +42,38 @@ class ParallelTransformer(Transformer):
     def __init__(
         self,
         weights: ModelWeights,
+        device: torch.device,
+        ops: Ops,
         group: Group,
+        passes: HostPasses | DevicePasses,
         bounds: ShardBounds,
         *,
         rope: RopeTables | None = None,
         hidden_state_layers: Sequence[int] = (),
     ) -> None:
         self.tensor_parallel = bounds.size
-        self._group = group
-        self._bounds = bounds
-        super().__init__(weights, CPU, native, rope=rope, hidden_state_layers=hidden_state_layers)
+        self._group, self._passes, self._bounds = group, passes, bounds
+        super().__init__(weights, device, ops, rope=rope, hidden_state_layers=hidden_state_layers)
 
     @property
     def failure(self) -> str | None:
         return self._group.failure
 
     def _new_decoder(self) -> Pass:
-        part = self._bounds.config(0, self.config)
-        return shard_decoder(native, self._group.gather, part, self._layers, self.final_norm, self.hidden_state_layers)
+        part, layers = self._bounds.config(0, self.config), self.hidden_state_layers
+        parts = part, self._layers, self.final_norm, layers, self._out_dtype
+        return shard_decoder(self.ops, self._passes.gather, self._passes.add, *parts)
+
+    @property
+    def graphs(self) -> DeviceGraphs:
+        return self._passes if isinstance(self._passes, DevicePasses) else super().graphs
 
     def with_hidden_state_layers(self, layers: Sequence[int]) -> Transformer:
         if tuple(layers) == self.hidden_state_layers:
             return self
-        return ParallelTransformer(self.weights, self._group, self._bounds, rope=self._rope, hidden_state_layers=layers)
+        of_ranks = self._group, self._passes, self._bounds
+        own: dict[str, Any] = {"rope": self._rope, "hidden_state_layers": layers}
+        return ParallelTransformer(self.weights, self.device, self.ops, *of_ranks, **own)
 
     def with_lora(self, lora: Sequence[LoraLayer]) -> Transformer:
         """Raises ValueError: no process has the whole matrices that an adapter belongs to."""
@@ -71,37 +84,37 @@ class ParallelTransformer(Transformer):
         raise ValueError("drafter: a target under tensor_parallel has no layers of its own to draft with")
 
     def new_cache(self, pages: int | None = None, requests: int | None = None) -> KVCache:
-        if pages is not None:
+        """As Transformer's. Raises ValueError for a fixed size on the CPU."""
+        if pages is not None and not self.ops.on_device:
             raise ValueError("pages: under tensor_parallel caches grow on demand, got a fixed number")
-        return ParallelCache(self._group, self.config, self._bounds, self.cache_dtype)
+        of_ranks = self._group, self._passes, self._bounds
+        return ParallelCache(*of_ranks, self.config, self.cache_dtype, self.device, pages)
+
+    @property
+    def page_bytes(self) -> int:
+        return max(
+            page_bytes(_page_shape(self._bounds.config(rank, self.config)), self.cache_dtype)
+            for rank in range(self.tensor_parallel)
+        )
 
     def hidden_states(self, tree: Rows, cache: KVCache, batch: CacheBatch, first_node: int = 0) -> HiddenStates:
         assert isinstance(cache, ParallelCache) and not first_node  # made by new_cache(); whole trees alone
         hidden = self.config.hidden_size
-        inputs = torch.empty(len(tree.tokens), hidden)
+        inputs = torch.empty(len(tree.tokens), hidden, device=self.device)
         self.ops.layer.gather_rows(self.embedding, tree.tokens, inputs)
         shape = (len(tree.tokens), len(self.hidden_state_layers), hidden)
-        at_layers = torch.empty(shape) if self.hidden_state_layers else None
+        at_layers = torch.empty(shape, device=self.device) if self.hidden_state_layers else None
         cos, sin = self._rope.cos_sin
         states, of_ranks = NO_STATES, None
         if cache.states is not None and batch.states is not None:
             states = cache.states.of_pass(batch.states, len(tree.tokens), tree.ancestors is not None)
             of_ranks = PassStates(batch.states.slots.numpy(), states.final)
+        chains = chains_of(tree, batch) if self.ops.on_device and isinstance(tree, TreeBatch) else None
+        known: dict[str, Any] = {} if chains is None else {"chains": chains}
         cache.send_changes()
-        message = Forward(
-            cache=cache.number,
-            inputs=inputs.numpy(),
-            depths=tree.depths.numpy(),
-            row_start=tree.row_start.numpy(),
-            ancestors=None if tree.ancestors is None else tree.ancestors.numpy(),
-            block_table=batch.block_table.numpy(),
-            lengths=batch.lengths.numpy(),
-            positions=len(cos),
-            states=of_ranks,
-        )
         place = (cache.k, cache.v, batch.block_table, batch.lengths)
-        with self._group.broadcast(message):
-            last = self._decoder(tree, *place, cos, sin, at_layers, inputs, states=states)
+        with self._passes.run(RankPass(cache.number, tree, batch, inputs, len(cos), chains, of_ranks)):
+            last = self._decoder(tree, *place, cos, sin, at_layers, inputs, states=states, **known)
         return HiddenStates(last, at_layers)
 
 
@@ -111,15 +124,26 @@ class ParallelCache(KVCache):
     Only passes read the other parts, so nothing is sent when a request starts: no error of another rank can come there.
     """
 
-    def __init__(self, group: Group, whole: ModelConfig, bounds: ShardBounds, dtype: torch.dtype) -> None:
-        self._group = group
+    def __init__(
+        self,
+        group: Group,
+        passes: HostPasses | DevicePasses,
+        bounds: ShardBounds,
+        whole: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        pages: int | None = None,
+    ) -> None:
+        self._group, self._passes = group, passes
         self.number = group.new_cache()
-        self._whole = (whole.attention_layers, whole.num_kv_heads, whole.head_dim)
+        self._whole = _page_shape(whole)
         part = bounds.config(0, whole)
         self._memory = None if bounds.delta is None else ParallelStates(group, bounds.delta, self.number)
         self._sizes: list[Resize] = []  # since the last pass
         states = None if self._memory is None else StatePool(self._memory)
-        super().__init__(part.attention_layers, part.num_kv_heads, part.head_dim, dtype, CPU, states=states)
+        super().__init__(*_page_shape(part), dtype, device, pages, states)
+        if pages is not None:
+            self._sizes.append(self._resized(pages, {}))
         weakref.finalize(self, group.drop_cache, self.number).atexit = False
 
     @property
@@ -128,14 +152,7 @@ class ParallelCache(KVCache):
         return page_bytes(self._whole, self.dtype)
 
     def compact(self, batch: CacheBatch, accepted: Accepted, ops: Ops) -> None:
-        message = Compact(
-            cache=self.number,
-            block_table=batch.block_table.numpy(),
-            lengths=batch.lengths.numpy(),
-            path=accepted.path.numpy(),
-            path_length=accepted.path_length.numpy(),
-        )
-        with self._group.broadcast(message):
+        with self._passes.compact(self.number, batch, accepted):
             super().compact(batch, accepted, ops)
 
     def send_changes(self) -> None:
@@ -148,20 +165,33 @@ class ParallelCache(KVCache):
 
     def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
         super()._resize(pages, kept)  # first: without memory it raises, and no other part will change
-        self._sizes.append(Resize(self.number, pages, dict(kept), str(self.dtype).removeprefix("torch.")))
+        self._sizes.append(self._resized(pages, kept))
+
+    def _resized(self, pages: int, kept: Mapping[int, int]) -> Resize:
+        return Resize(self.number, pages, dict(kept), str(self.dtype).removeprefix("torch."))
 
 
-def load_parallel_transformer(checkpoint: Checkpoint, path: str, dtype: str, size: int) -> ParallelTransformer:
-    """Starts the other ranks and reads this rank's shard meanwhile. path: the checkpoint's, for the other ranks.
+def _page_shape(config: ModelConfig) -> tuple[int, int, int]:
+    return config.attention_layers, config.num_kv_heads, config.head_dim
 
+
+def load_parallel_transformer(
+    checkpoint: Checkpoint, path: str, dtype: str, size: int, device: torch.device, ops: Ops
+) -> ParallelTransformer:
+    """Starts the other ranks and reads this rank's shard meanwhile.
+
+    path: the checkpoint's, for the other ranks.  device: of this rank; the others have those behind it.
     Raises ValueError for a model that cannot be divided among `size` ranks, RankFailed where a process fails.
     """
     bounds = ShardBounds.of(checkpoint.config, size)
-    group = Group(size, path, dtype)
+    if ops.on_device and bounds.delta is not None:
+        raise ValueError(f"tensor_parallel: expected 1 for {checkpoint.config.architecture} on a GPU")
+    group = Group(size, path, dtype, device, ops.strict)
     try:
-        target = ParallelTransformer(ShardLoader(checkpoint, dtype, bounds, rank=0).model(), group, bounds)
+        weights = ShardLoader(checkpoint, dtype, bounds, 0, device, ops).model()
+        group.join()
+        passes = DevicePasses(group, size, device) if ops.on_device else HostPasses(group)
+        return ParallelTransformer(weights, device, ops, group, passes, bounds)
     except BaseException:
         group.close()
         raise
-    group.join()
-    return target

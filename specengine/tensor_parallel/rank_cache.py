@@ -7,30 +7,31 @@ import torch
 from specengine._C import DeltaStates
 from specengine.cache.page_pool import PagePool
 from specengine.cache.state_memory import StateMemory
-from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig
-from specengine.ops import native
+from specengine.ops import Ops
 from specengine.ops.gated_delta.matrices import NO_STATES
-from specengine.tensor_parallel.messages import Compact, CompactStates, MoveStates, PassStates, Resize
+from specengine.tensor_parallel.messages import CompactStates, MoveStates, PassStates, Resize
 
 
 class RankCache:
     """Follows the messages of rank 0 about one cache.  config: of this rank's heads.  dtype: of keys and values."""
 
-    def __init__(self, config: ModelConfig, dtype: str) -> None:
+    def __init__(self, config: ModelConfig, dtype: str, device: torch.device, ops: Ops) -> None:
         shape = (config.attention_layers, config.num_kv_heads, config.head_dim)
-        self.pages = PagePool(*shape, getattr(torch, dtype), CPU, 0)
-        self._memory = None if config.gated_delta is None else StateMemory(config.gated_delta, CPU)
+        self.pages = PagePool(*shape, getattr(torch, dtype), device, 0)
+        self._ops = ops
+        self._memory = None if config.gated_delta is None else StateMemory(config.gated_delta, device)
         self._last = NO_STATES  # of the last pass, with its records
 
     def resize(self, message: Resize) -> None:
         """Does this rank's part of a Resize."""
         self.pages.k, self.pages.v = self.pages.copied(message.pages, message.kept)
 
-    def compact(self, message: Compact) -> None:
-        """Does this rank's part of a Compact."""
-        columns = (message.block_table, message.lengths, message.path, message.path_length)
-        native.compact_kv(self.pages.k, self.pages.v, *map(torch.from_numpy, columns))
+    def compact(
+        self, block_table: torch.Tensor, lengths: torch.Tensor, path: torch.Tensor, path_length: torch.Tensor
+    ) -> None:
+        """Moves accepted paths; see ops.compact_kv."""
+        self._ops.compact_kv(self.pages.k, self.pages.v, block_table, lengths, path, path_length)
 
     def move_states(self, message: MoveStates) -> None:
         """Does this rank's part of a MoveStates."""
@@ -46,7 +47,7 @@ class RankCache:
     def compact_states(self, message: CompactStates) -> None:
         """Does this rank's part of a CompactStates."""
         row_start, path = torch.from_numpy(message.row_start), torch.from_numpy(message.path)
-        self._states().replay(self._last, row_start, path, torch.from_numpy(message.path_length), native)
+        self._states().replay(self._last, row_start, path, torch.from_numpy(message.path_length), self._ops)
 
     def of_pass(self, states: PassStates | None, rows: int) -> DeltaStates:
         """Returns what a pass of `rows` rows reads and writes."""

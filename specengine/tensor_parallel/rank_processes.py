@@ -58,8 +58,8 @@ class RankProcesses:
             (f"rank {rank} (process {process.pid})" for rank, (process, end) in ranks if end.silent), "a process"
         )
 
-    def start(self, path: str, dtype: str) -> None:
-        """Starts the processes, which begin to read their parts."""
+    def start(self, path: str, dtype: str, device: torch.device, strict: bool) -> None:
+        """Starts the processes, which begin to read their parts.  device: of this rank."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(_C.num_threads())}
         places = json.dumps([*map(str, sys.path), str(Path(__file__).parents[2])])
         for rank in range(1, self.size):
@@ -81,7 +81,9 @@ class RankProcesses:
                     )
                 )
             connection.set_timeout(LOADING_SECONDS)
-            connection.send(encode_message(Start(rank, self.size, path, dtype, _C.instruction_set())))
+            place = str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + rank}"
+            start = Start(rank, self.size, path, dtype, _C.instruction_set(), place, strict)
+            connection.send(encode_message(start))
 
     def join(self) -> None:
         """Waits until every rank is ready."""

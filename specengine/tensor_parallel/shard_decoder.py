@@ -1,8 +1,8 @@
-"""The decoder of one rank: its part of every layer, with a gather where it needs the other ranks' columns."""
+"""The decoder of one rank: its part of every layer, which meets the other ranks' where it needs their numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -13,34 +13,38 @@ from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertOps, ExpertProjection, Groups
 from specengine.ops.layerwise.decoder import LayerwiseDecoder
 from specengine.ops.weight import Projection
-from specengine.tensor_parallel.shards import ShardedExperts, ShardedProjection
-
-Gather = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+from specengine.tensor_parallel.passes import Add, Gather
+from specengine.tensor_parallel.shards import ShardedExperts, ShardedProjection, SummedProjection
 
 
 def shard_decoder(
     ops: Ops,
     gather: Gather,
+    add: Add | None,
     config: ModelConfig,
     layers: Sequence[Layer],
     final_norm: torch.Tensor,
     hidden_state_layers: Sequence[int] = (),
+    out_dtype: torch.dtype = torch.float32,
 ) -> LayerwiseDecoder:
     """Makes a decoder that runs op by op, so that the ranks can meet in between; it reads its rows from `inputs`.
 
-    gather: puts all ranks' x side by side, given a rank's own x and the columns of each rank.
+    gather, add: see passes.Passes.
     """
 
     def linear(x: torch.Tensor, layer: Projection) -> torch.Tensor:
+        if isinstance(layer, SummedProjection):
+            assert add is not None  # only then weights are cut so
+            part = ops.layer.linear(x, layer)
+            add(part)
+            return part
         if not isinstance(layer, ShardedProjection):
             return ops.layer.linear(x, layer)
         whole = gather(x, layer.columns_of)
         return gather(ops.layer.linear(whole if layer.order is None else whole[:, layer.order], layer), layer.rows_of)
 
-    experts = ops.layer.experts
-    assert experts is not None  # the CPU has them
-    layer_ops = replace(ops.layer, linear=linear, experts=_meeting(experts, gather))
-    return LayerwiseDecoder(layer_ops, config, None, layers, final_norm, hidden_state_layers)
+    layer_ops = replace(ops.layer, linear=linear, experts=_meeting(ops.layer.experts, gather))
+    return LayerwiseDecoder(layer_ops, config, None, layers, final_norm, hidden_state_layers, out_dtype=out_dtype)
 
 
 def _meeting(ops: ExpertOps, gather: Gather) -> ExpertOps:

@@ -8,6 +8,8 @@ matrix is cut by rows, and no sum crosses ranks: each number is computed by one 
 That costs two gathers per block where partial sums would cost one all-reduce. In exchange every bit is that of one
 process. Other rounding would reach the int8 activations of quantised weights, which amplify it: about one in thirty
 greedy tokens would differ.
+
+Without strict arithmetic, which a GPU alone has, float matrices behind attention and MLP are cut by columns instead.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from specengine._C import PANEL
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import CPU
 from specengine.models.config import ModelConfig, MoeConfig
-from specengine.models.weights import WeightLoader
-from specengine.ops import native
+from specengine.models.weights import WeightLoader, steps
+from specengine.ops import Ops, native
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
-from specengine.ops.weight import Projection, Weight
+from specengine.ops.weight import FLOAT_FORMATS, Projection, Weight
 from specengine.tensor_parallel.delta_shards import DeltaShards, Parts, sizes
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 from specengine.utils.multipliers import PLAIN
@@ -41,6 +43,19 @@ class ShardedProjection(Projection):
     columns_of: tuple[int, ...] = ()
     rows_of: tuple[int, ...] = ()
     order: torch.Tensor | None = None
+
+    @property
+    def crosses_ranks(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class SummedProjection(Projection):
+    """A rank's columns of a projection; the sum over all ranks is the product. Rank 0 has the bias."""
+
+    @property
+    def crosses_ranks(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -109,10 +124,18 @@ class ShardBounds:
 
 
 class ShardLoader(WeightLoader):
-    """Reads one rank's shard of every layer, for the CPU; embedding, norms and head are read whole."""
+    """Reads one rank's shard of every layer; embedding, norms and head are read whole."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, bounds: ShardBounds, rank: int) -> None:
-        super().__init__(checkpoint, dtype, CPU, native)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        bounds: ShardBounds,
+        rank: int,
+        device: torch.device = CPU,
+        ops: Ops = native,
+    ) -> None:
+        super().__init__(checkpoint, dtype, device, ops)
         c = checkpoint.config
         group, dim = c.num_heads // c.num_kv_heads, c.head_dim
         keys = tuple(dim * head for head in bounds.heads)
@@ -140,14 +163,29 @@ class ShardLoader(WeightLoader):
         return super().layer_at(prefix, window, moe, own)
 
     def linear(self, *names: str) -> Projection:
-        projection = super().linear(*names)
         columns = self._columns_of(names[0])
+        (form, *_) = self._formats.of_product(names)
+        if columns and not self.ops.strict and form in FLOAT_FORMATS:
+            return self._summed(names[0], columns, form)
+        projection = super().linear(*names)
         if not columns:
             return projection
         kind = _kind(names[0])
         (rows,) = map(sizes, self._row_bounds[kind])
         whole = (projection.weights, projection.bias, projection.columns, projection.float_rows)
         return ShardedProjection(*whole, columns, rows, self._orders.get(kind))
+
+    def _summed(self, name: str, columns: tuple[int, ...], form: str) -> SummedProjection:
+        """Reads this rank's columns of a matrix."""
+        begin = sum(columns[: self._rank])
+        rows, all_columns = self.checkpoint.tensors[f"{name}.weight"].shape
+        weight = self.ops.empty_weight(rows, columns[self._rank], form, self.device)
+        self.formats.add(form)
+        for start, stop in steps(rows, all_columns):
+            block = self.checkpoint.read_rows(f"{name}.weight", start, stop, self.device)
+            self.ops.pack_linear(block[:, begin : begin + columns[self._rank]].contiguous(), weight, start)
+        biased = self._rank == 0 and f"{name}.bias" in self.checkpoint.tensors
+        return SummedProjection((weight,), super()._bias(name) if biased else None)
 
     def experts(self, prefix: str, moe: MoeConfig) -> Moe:
         whole = super().experts(prefix, moe)

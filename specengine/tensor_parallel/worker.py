@@ -7,96 +7,80 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from specengine import _C
 from specengine.models.checkpoint import open_checkpoint
-from specengine.models.checkpoint_base import CPU
 from specengine.models.rope import RopeTables
-from specengine.ops import native
+from specengine.ops import ops_for
 from specengine.tensor_parallel.connection import Connection
+from specengine.tensor_parallel.device.follower import DeviceFollower
+from specengine.tensor_parallel.host_follower import Follower, Handlers, HostFollower
 from specengine.tensor_parallel.messages import (
-    Compact,
     CompactStates,
     DropCaches,
     Failed,
-    Forward,
     MoveStates,
     Ready,
     Resize,
     Start,
     encode_message,
-    encode_rows,
 )
 from specengine.tensor_parallel.rank_cache import RankCache
 from specengine.tensor_parallel.shard_decoder import shard_decoder
 from specengine.tensor_parallel.shards import ShardBounds, ShardLoader
-
-
-@dataclass
-class _Rows:
-    """The rows of a pass. tokens: only their number counts, because the pass reads embedded tokens."""
-
-    tokens: torch.Tensor
-    depths: torch.Tensor
-    row_start: torch.Tensor
-    ancestors: torch.Tensor | None
+from specengine.utils.cuda_graphs import device_turn
 
 
 class Rank:
     """One rank's shard of the layers, and its part of every cache."""
 
     def __init__(self, start: Start, first: Connection) -> None:
-        self._first = first
         _C.set_instruction_set(start.instruction_set)
+        self.device = torch.device(start.device)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self._ops = ops_for(self.device, start.strict)
         checkpoint = open_checkpoint(start.path)
         bounds = ShardBounds.of(checkpoint.config, start.size)
         self._config = bounds.config(start.rank, checkpoint.config)
-        loader = ShardLoader(checkpoint, start.dtype, bounds, start.rank)
-        layers = loader.layers()
-        self._decoder = shard_decoder(native, self._gather, self._config, layers, loader.vector("model.norm.weight"))
-        self._rope = RopeTables(checkpoint.config, CPU)
+        loader = ShardLoader(checkpoint, start.dtype, bounds, start.rank, self.device, self._ops)
+        layers, rope = loader.layers(), RopeTables(checkpoint.config, self.device)
+        if self._ops.tune is not None:
+            for projection in (each for layer in layers for each in layer.projections):
+                self._ops.tune(projection)
         self._caches: dict[int, RankCache] = {}
+        if self._ops.on_device:
+            place, hidden = (start.rank, start.size, self.device), self._config.hidden_size
+            self._follower: Follower = DeviceFollower(place, hidden, first.receive, self.handle, rope, self._caches)
+        else:
+            self._follower = HostFollower(first, rope, self._caches)
+        norm, follower = loader.vector("model.norm.weight"), self._follower
+        follower.decoder = shard_decoder(self._ops, follower.gather, follower.add, self._config, layers, norm)
+        self._handlers: Handlers = {
+            Resize: self._resize,
+            DropCaches: self._drop_caches,
+            MoveStates: lambda message: self._caches[message.cache].move_states(message),
+            CompactStates: lambda message: self._caches[message.cache].compact_states(message),
+            **follower.handlers,
+        }
 
     def handle(self, message: object) -> None:
         """Does this rank's part of a message."""
-        if isinstance(message, Forward):
-            self._pass(message)
-        elif isinstance(message, Compact):
-            self._caches[message.cache].compact(message)
-        elif isinstance(message, MoveStates):
-            self._caches[message.cache].move_states(message)
-        elif isinstance(message, CompactStates):
-            self._caches[message.cache].compact_states(message)
-        elif isinstance(message, Resize):
-            if message.cache not in self._caches:
-                self._caches[message.cache] = RankCache(self._config, message.dtype)
-            self._caches[message.cache].resize(message)
-        elif isinstance(message, DropCaches):
-            for number in message.caches:
-                self._caches.pop(number, None)
-        else:
+        handler = self._handlers.get(type(message))
+        if handler is None:
             raise TypeError(f"message: {type(message).__name__} is no message to a rank")
+        handler(message)
 
-    def _gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        self._first.send(encode_rows(x))
-        return self._first.receive_rows(len(x), sum(widths))
+    def _resize(self, message: Resize) -> None:
+        if message.cache not in self._caches:
+            self._caches[message.cache] = RankCache(self._config, message.dtype, self.device, self._ops)
+        self._caches[message.cache].resize(message)
 
-    def _pass(self, message: Forward) -> None:
-        self._rope.ensure(message.positions)
-        cache = self._caches[message.cache]
-        depths = torch.from_numpy(message.depths)
-        ancestors = None if message.ancestors is None else torch.from_numpy(message.ancestors)
-        rows = _Rows(torch.zeros_like(depths), depths, torch.from_numpy(message.row_start), ancestors)
-        block_table = torch.from_numpy(message.block_table)
-        lengths = torch.from_numpy(message.lengths)
-        inputs = torch.from_numpy(message.inputs)
-        place = (cache.pages.k, cache.pages.v, block_table, lengths)
-        states = cache.of_pass(message.states, len(depths))
-        self._decoder(rows, *place, *self._rope.cos_sin, inputs=inputs, states=states)
+    def _drop_caches(self, message: DropCaches) -> None:
+        for number in message.caches:
+            self._caches.pop(number, None)
 
 
 def main(descriptor: int, first_process: int) -> None:
@@ -110,7 +94,9 @@ def main(descriptor: int, first_process: int) -> None:
         rank = Rank(start, first)
         first.send(encode_message(Ready()))
         while True:
-            rank.handle(first.receive())
+            message = first.receive()
+            with device_turn(rank.device):
+                rank.handle(message)
     except ConnectionError:  # the first rank ended or closed the connection
         status = 0
     except BaseException as error:

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from specengine import _C
 from specengine.utils.fair_lock import FairLock
 
 if TYPE_CHECKING:
@@ -76,6 +77,33 @@ def capture_graph(
                 gc.enable()
             torch._C._cuda_clearCublasWorkspaces()
         return graph
+
+
+class Graph(Protocol):
+    """A captured graph."""
+
+    def replay(self) -> None:
+        """Launches its kernels."""
+        ...
+
+
+class DeviceGraphs:
+    """Captures graphs on one device and waits for its events. A model on several devices has its own class for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def capture(self, run: Callable[[], object], pool: _POOL_HANDLE | None = None) -> Graph:
+        """Captures `run`, which runs once before; see capture_graph()."""
+        return capture_graph(run, self._device, pool=pool)
+
+    def overlap_launches(self, enabled: bool) -> None:
+        """Chooses whether kernels launched from now on start before their predecessors end."""
+        _C.set_programmatic_launch(enabled)
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        """Waits for an event."""
+        event.synchronize()
 
 
 def _shared(device: torch.device) -> _Shared:

@@ -65,7 +65,7 @@ def test_sinks_and_windows_have_one_launch_of_attention_a_layer_too(machine, nam
 
 
 def test_chains_that_the_host_does_not_know_are_a_planted_wait(machine, monkeypatch):
-    monkeypatch.setattr(transformer, "_chains", lambda tree, batch: None)
+    monkeypatch.setattr(transformer, "chains_of", lambda tree, batch: None)
     launches_of(machine, machine.target(by_library=True), *MIXED)
     assert waited(machine) == 4  # two reads a layer
 

@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from specengine.ops.autotune import FUSION_SAVES, ROWS, VARIANTS, LinearChoices
+from specengine import _C
+from specengine.ops.autotune import FUSION_SAVES, MANY_COLUMNS, ROWS, VARIANTS, LinearChoices
 from specengine.ops.linear import LIBRARY, Projection, linear_argmax_cuda, linear_cuda
 from specengine.ops.weight import Weight
 
@@ -80,26 +81,23 @@ def test_what_was_not_measured_is_the_default_variant():
     assert choices.choose(WEIGHT.half(), 8) == choices.choose(torch.ones(24, 8), 8) == 0
 
 
-def test_strict_choices_add_in_the_order_of_the_fastest_for_one_row():
-    _, one, other = EIGHT_WARPS
-    fast = {"rows1": [LIBRARY, one, other], "rows8": [LIBRARY], "rows32": [2, other, one], "rows64": [2]}
+def test_strict_choices_add_in_one_order_whatever_is_measured():
+    one, two, three = EIGHT_WARPS
+    fast = {"rows1": [LIBRARY, 2, three, two], "rows8": [2], "rows32": [2, one, three], "rows64": [LIBRARY]}
     choices = tuned(Clock(**fast), strict=True)
-    assert [choices.choose(WEIGHT, rows) for rows in (1, 32)] == [one, other]
+    assert [choices.choose(WEIGHT, rows) for rows in (1, 32)] == [three, one]
     assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65, 5000)} <= set(EIGHT_WARPS)
 
 
-def test_strict_choices_measure_one_row_first_and_keep_to_it():
-    clock = Clock(rows1=EIGHT_WARPS, rows8=[2])
-    choices = tuned(clock, rows=[8], strict=True)
-    assert {rows for _, rows in clock.measured} == {1, 8}
-    assert {choices.choose(WEIGHT, rows) for rows in (*ROWS, 65)} <= set(EIGHT_WARPS)
-    unknown = torch.ones(5, 8)
-    assert {choices.choose(unknown, rows) for rows in (1, 64, 65)} == {0}
-
-
-def test_a_file_without_one_row_changes_nothing_strict():
-    tuned(Clock(rows8=[4]), rows=[8])
-    assert LinearChoices(CPU, strict=True).choose(WEIGHT, 8) == 0
+def test_the_order_of_strict_products_follows_from_the_columns_alone():
+    clock, choices = Clock(rows1=[EIGHT_WARPS[2]]), LinearChoices(CPU, timer=None, strict=True)
+    for columns, warps in ((MANY_COLUMNS - 8, 8), (MANY_COLUMNS, 16)):
+        for weight in (torch.ones(16, columns), torch.ones(64, columns)):
+            chosen = {choices.choose(weight, rows) for rows in (1, 8, 65)} | {choices.choose_fused(weight, 8)}
+            tuned_too = LinearChoices(CPU, timer=clock, strict=True)
+            tuned_too.tune(layer_of((16, columns)))
+            chosen |= {tuned_too.choose(weight, rows) for rows in (1, 8, 65)}
+            assert {_C.LINEAR_VARIANTS[max(way, 1) - 1][1] for way in chosen} == {warps}
 
 
 def test_every_shape_is_measured_once_in_all_its_ways():

@@ -20,7 +20,7 @@ def view(first_node=0):
 
 def test_a_long_chain_is_divided_and_each_part_sees_the_parts_before_it():
     for first_node in (0, 4):
-        short, long = PromptChains(STARTS, LENGTHS).divide(view(first_node), math.inf)
+        short, long = PromptChains.of(STARTS, LENGTHS).divide(view(first_node), math.inf)
         seen = short.view(view())
         assert long == [] and seen.first_node == 0
         assert seen.row_start.tolist() == [0, MAX_NODES, 2 * MAX_NODES, 2 * MAX_NODES + 3, 2 * MAX_NODES + 9]
@@ -35,12 +35,12 @@ def test_masks_are_as_wide_as_the_longest_short_chain():
     for rows, words in ((1, 1), (32, 1), (33, 2), (MAX_NODES, 8), (MAX_NODES + 1, 8)):
         starts = torch.tensor([0, rows], dtype=torch.int32)
         cache = KVCacheView(CACHE, CACHE, TABLE[:1], torch.tensor([9], dtype=torch.int32), starts, 0)
-        short, _ = PromptChains([0, rows], [9]).divide(cache, math.inf)
+        short, _ = PromptChains.of([0, rows], [9]).divide(cache, math.inf)
         assert short.ancestors.shape == (rows, words) and short.ancestors.is_contiguous()
 
 
 def test_chains_of_more_pairs_than_a_limit_are_the_librarys():
-    chains = PromptChains(STARTS, LENGTHS)
+    chains = PromptChains.of(STARTS, LENGTHS)
     first, last = Chain(0, 0, STARTS[1], 70), Chain(2, STARTS[2], STARTS[3], 130)
     pairs = sum(range(135, 141))  # of the last one's six rows behind four earlier nodes: the keys that each sees
     assert last.pairs(4) == pairs
@@ -51,4 +51,4 @@ def test_chains_of_more_pairs_than_a_limit_are_the_librarys():
 
 
 def test_a_pass_without_rows_is_nobodys():
-    assert PromptChains([0, 0, 0], [3, 4]).divide(view(), math.inf) == (None, [])
+    assert PromptChains.of([0, 0, 0], [3, 4]).divide(view(), math.inf) == (None, [])

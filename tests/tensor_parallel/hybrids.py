@@ -8,7 +8,9 @@ import torch
 
 from specengine import Engine, SamplingParams
 from specengine.models.checkpoint import open_checkpoint
+from specengine.models.checkpoint_base import CPU
 from specengine.models.transformer import load_transformer
+from specengine.ops import native
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.tensor_parallel.parallel_transformer import load_parallel_transformer
 from tests.drafters.mtp_files import mtp_state, write_mtp
@@ -35,8 +37,8 @@ def load_pair(path: Path, dtype: str = "float32", size: int = 2) -> list[LoadedM
 def load_bare_pair(path: Path) -> list[LoadedModel]:
     """As load_pair, of a file without a tokenizer."""
     checkpoint = open_checkpoint(path)
-    one = load_transformer(checkpoint, "auto", torch.device("cpu"))
-    several = load_parallel_transformer(checkpoint, str(path), "auto", 2)
+    one = load_transformer(checkpoint, "auto", CPU)
+    several = load_parallel_transformer(checkpoint, str(path), "auto", 2, CPU, native)
     return [LoadedModel(str(path), "auto", target, None, frozenset()) for target in (one, several)]
 
 

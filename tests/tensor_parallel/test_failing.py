@@ -148,7 +148,7 @@ def test_ranks_end_when_the_first_one_is_killed_though_a_fork_of_it_lives():
         "fork = os.fork() or time.sleep(600) or os._exit(0); "  # it has the sockets, too
         "print(fork, rank.pid, flush=True); time.sleep(600)"
     )
-    start = encode_message(Start(1, 2, "random:tiny-llama", "float32", _C.instruction_set())).hex()
+    start = encode_message(Start(1, 2, "random:tiny-llama", "float32", _C.instruction_set(), "cpu", True)).hex()
     words = [sys.executable, "-c", first, rank_processes._COMMAND, json.dumps(sys.path), start]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     fork, rank = (psutil.Process(int(pid)) for pid in process.stdout.readline().split())

@@ -119,8 +119,8 @@ def test_more_processes_than_heads_are_refused_before_any_starts(monkeypatch):
         Engine("random:tiny-llama", device="cpu", tensor_parallel=3)
 
 
-def test_other_ops_than_the_cpu_s_are_refused():
-    with pytest.raises(ValueError, match=r"^tensor_parallel: only the CPU's kernels can share"):
+def test_ops_that_the_other_processes_do_not_have_are_refused():
+    with pytest.raises(ValueError, match=r"^tensor_parallel: the other processes have the kernels of a device"):
         load_model("random:tiny-llama", device="cpu", tensor_parallel=2, ops=reference)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specengine import _C
 from specengine.constraints import Constraint
 from specengine.draft_policy.widths import WidthPolicy
 from specengine.drafters.capabilities import DeviceStateDrafter
@@ -18,7 +17,7 @@ from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.ops.row_tools import take_rows
-from specengine.utils.cuda_graphs import capture_graph, device_turn
+from specengine.utils.cuda_graphs import Graph, device_turn
 from specengine.utils.timers import DeviceClock, HostClock
 
 if TYPE_CHECKING:
@@ -76,7 +75,8 @@ class CycleGraphs:
             self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
         self._masked: dict[tuple[int, int], GraphBatch] = {}
         self._choice = WidthPolicy(options.nodes)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._device_graphs = cycle.target.graphs
+        self._graphs: dict[tuple[int, int], Graph] = {}
         self._seconds: dict[tuple[int, int], float] = {}
         if options.capture:
             self._capture_all()
@@ -155,7 +155,7 @@ class CycleGraphs:
         largest_first = sorted(self.batches, key=lambda key: -key[0] * key[1])  # the others reuse its memory
         with device_turn(device):
             if torch.cuda.get_device_capability(device) >= (9, 0):
-                _C.set_programmatic_launch(self._overlap_pays(largest_first[-1]))
+                self._device_graphs.overlap_launches(self._overlap_pays(largest_first[-1]))
         for key in largest_first:
             with device_turn(device):
                 self._graphs[key] = self._capture(key, pool)
@@ -163,8 +163,8 @@ class CycleGraphs:
             with device_turn(device):
                 self._seconds[key] = _least_seconds(graph.replay, device)
 
-    def _capture(self, key: tuple[int, int], pool: _POOL_HANDLE | None = None) -> torch.cuda.CUDAGraph:
-        return capture_graph(lambda: self._run_cycle(self.batches[key]), self._buffers.device, pool=pool)
+    def _capture(self, key: tuple[int, int], pool: _POOL_HANDLE | None = None) -> Graph:
+        return self._device_graphs.capture(lambda: self._run_cycle(self.batches[key]), pool)
 
     def _overlap_pays(self, key: tuple[int, int]) -> bool:
         """Returns whether a cycle is faster when its kernels start before their predecessors end.
@@ -173,7 +173,7 @@ class CycleGraphs:
         """
         seconds = []
         for enabled in (False, True):
-            _C.set_programmatic_launch(enabled)
+            self._device_graphs.overlap_launches(enabled)
             seconds.append(_least_seconds(self._capture(key).replay, self._buffers.device, repeats=20))
         return seconds[1] < seconds[0]
 

@@ -101,7 +101,7 @@ def device_runner(buffers: DeviceBuffers, cycle: Cycle, options: DeviceOptions) 
     with device_turn(target.device):
         target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
     graphs = CycleGraphs(buffers, cycle, options.of_graphs(drafter, cycle.rule, target.device))
-    return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants, cycle.cache.states)
+    return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants, target.graphs.wait_for, cycle.cache.states)
 
 
 def device_buffers(
@@ -160,7 +160,7 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
     companion = drafter.page_bytes if isinstance(drafter, CacheCompanion) else 0
-    page = target.new_cache(0).page_bytes + companion
+    page = target.page_bytes + companion
     return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
 
 

@@ -31,8 +31,10 @@ class DeviceRunner:
         graphs: CycleGraphs,
         drafter: Drafter,
         wants: Wants,
+        wait_for: Callable[[torch.cuda.Event], None],
         states: StatePool | None = None,
     ) -> None:
+        """wait_for: waits for an event of the device, as target.graphs does."""
         self.buffers, self.graphs, self.drafter, self.wants = buffers, graphs, drafter, wants
         self.slots = DeviceSlots(buffers, drafter, states)
         self.loaded: DeviceBatch | None = None
@@ -40,7 +42,7 @@ class DeviceRunner:
         pinned = buffers.device.type == "cuda"
         self._ring = [torch.zeros(largest, dtype=torch.int32, pin_memory=pinned) for _ in range(RING)]
         self._written = [torch.cuda.Event() if pinned else None for _ in range(RING)]
-        self._launched = 0
+        self._wait_for, self._launched = wait_for, 0
 
     def batch(self, requests: Sequence[Request]) -> DeviceBatch:
         """Makes a batch, which is loaded at its first step."""
@@ -76,7 +78,7 @@ class DeviceRunner:
 
         def read() -> list[list[int]]:
             if event:
-                event.synchronize()
+                self._wait_for(event)
             return record.tolist()
 
         return read

@@ -99,6 +99,7 @@ class FusedOps:
     def _variant(self, x: torch.Tensor, layer: Projection) -> int:
         (weight, *others) = layer.weights
         fits = len(x) <= _C.MOST_FUSED_ROWS and not others and layer.columns is None and weight.format not in FORMS
+        fits = fits and not layer.crosses_ranks
         if not fits or x.dtype != weight.data.dtype:
             return LIBRARY
         return self._choices.choose_fused(weight.data, len(x))

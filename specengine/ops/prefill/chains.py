@@ -56,10 +56,15 @@ class Division(NamedTuple):
 class PromptChains:
     """Holds the chains of all requests of a pass, of any length, where the host knows them."""
 
-    def __init__(self, starts: Sequence[int], lengths: Sequence[int]) -> None:
-        """starts: as of a TreeBatch.  lengths: cached tokens of each request."""
-        self._chains = [Chain(b, *ends, lengths[b]) for b, ends in enumerate(pairwise(starts))]
+    def __init__(self, chains: Sequence[Chain]) -> None:
+        """chains: of all rows, in their order."""
+        self.chains = tuple(chains)
         self._divisions: dict[float, Division] = {}
+
+    @staticmethod
+    def of(starts: Sequence[int], lengths: Sequence[int]) -> PromptChains:
+        """Makes them of a TreeBatch's starts and each request's cached tokens."""
+        return PromptChains([Chain(b, *ends, lengths[b]) for b, ends in enumerate(pairwise(starts))])
 
     def divide(self, cache: KVCacheView, most: float) -> Division:
         """Returns the kernel's chains, of at most `most` pairs of a row and a key that it sees, and the library's.
@@ -68,7 +73,7 @@ class PromptChains:
         ones, each with those before it in its prefix: a layer writes the keys of all rows first.
         """
         if most not in self._divisions:
-            chains = [chain for chain in self._chains if chain.end > chain.start]
+            chains = [chain for chain in self.chains if chain.end > chain.start]
             long = [chain for chain in chains if chain.pairs(cache.first_node) > most]
             short = self._short(cache, {*long}) if len(long) < len(chains) else None
             self._divisions[most] = Division(short, long)
@@ -76,14 +81,14 @@ class PromptChains:
 
     def _short(self, cache: KVCacheView, long: set[Chain]) -> ShortChains:
         requests, starts, lengths, bits = list[int](), list[int](), list[int](), list[np.ndarray]()
-        for chain in self._chains:
+        for chain in self.chains:
             for first in range(chain.start, chain.end, MAX_NODES):
                 requests.append(chain.request)
                 starts.append(first)
                 lengths.append(0 if chain in long else chain.length + cache.first_node + first - chain.start)
                 bits.append(_CHAIN_BITS[: min(MAX_NODES, chain.end - first)])
         words = -(-max(map(len, bits)) // 32)
-        columns = [np.array(each, dtype=np.int32) for each in ([*starts, self._chains[-1].end], lengths, requests)]
+        columns = [np.array(each, dtype=np.int32) for each in ([*starts, self.chains[-1].end], lengths, requests)]
         ancestors = np.ascontiguousarray(np.concatenate(bits)[:, :words])
         row_start, prefixes, owners, masks = put_ints([*columns, ancestors], cache.row_start.device)
         return ShortChains(masks, cache.block_table.index_select(0, owners), prefixes, row_start)
