@@ -46,7 +46,7 @@ class Sizes:
     """Holds models, device and sizes.
 
     model: of the measured cycles.  small: of the engines that are checked.  tokens: of prompts, and before a pass.
-    new: tokens per answer.  rows: of passes.
+    new: tokens per answer.  rows: of passes.  prompts: ROWS:PREFIX of passes over prompts.
     """
 
     model: str
@@ -56,6 +56,7 @@ class Sizes:
     new: int
     rows: str
     repetitions: int
+    prompts: tuple[str, ...]
 
     @property
     def dry(self) -> bool:
@@ -63,8 +64,18 @@ class Sizes:
         return self.device == "cpu"
 
 
-GPU = Sizes("llama-3.1-8b", "llama-3.2-1b", "cuda", tokens=2048, new=256, rows="1,8,16,32,60,128", repetitions=3)
-CPU = Sizes("tiny-llama3", "tiny-llama3", "cpu", tokens=128, new=24, rows="1,8,60", repetitions=1)
+PROMPTS = tuple(f"{rows}:{prefix}" for prefix in (0, 1024, 4096, 16384) for rows in (1024, 256, 64))
+GPU = Sizes(
+    "llama-3.1-8b",
+    "llama-3.2-1b",
+    "cuda",
+    tokens=2048,
+    new=256,
+    rows="1,8,16,32,60,128",
+    repetitions=3,
+    prompts=PROMPTS,
+)
+CPU = Sizes("tiny-llama3", "tiny-llama3", "cpu", tokens=128, new=24, rows="1,8,60", repetitions=1, prompts=("70:9",))
 
 
 def steps(dry: bool) -> list[Step]:
@@ -193,6 +204,18 @@ def _benches(s: Sizes) -> list[Step]:
                 *(str(s.tokens), "24", "none@1", f"{eagle}@1", f"{WIDE}@1", "none@64"),
             ),
             "generates and profiles nothing",
+        ),
+        Step(
+            "prefill",
+            BENCHES,
+            "passes over prompts: the host, and attention by the kernel beside PyTorch's",
+            120,
+            (
+                *(sys.executable, str(HERE / "prompt_attention.py"), RESULTS, f"random:{s.model}", s.device),
+                *(str(s.repetitions), *s.prompts),
+            ),
+            "a tiny model on the CPU",
+            targets.prompts,
         ),
         cycles("pass", "a pass by its rows", targets.passes, "none", "--rows", s.rows, "--prefix", str(s.tokens)),
         cycles("eagle3", "a chain of 7 by an EAGLE-3 network", cycle_of("EAGLE-3, chain of 7", eagle, 5.2), eagle),

@@ -74,6 +74,12 @@ def passes(results: Results) -> Iterator[Target]:
         yield Target(f"pass of {count}", row["ms"], None, "ms")
 
 
+def prompts(results: Results) -> Iterator[Target]:
+    """Yields the goal of the host in a pass over a prompt, and the times of attention by both ways."""
+    yield Target("pass over a prompt, the host's calls", results.get("host_ms"), 1, "ms")
+    yield from listed(results)
+
+
 def cycle_of(name: str, ends: str, goal: float | None) -> Reading:
     """Returns the reading of the cycle of the drafter whose description ends so."""
 

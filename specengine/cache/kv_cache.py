@@ -17,7 +17,7 @@ from specengine.cache.prefix_cache import PrefixCounts, PrefixIndex, Sharing
 from specengine.cache.state_pool import StatePool
 from specengine.ops import Ops
 from specengine.ops.verify_tree import Accepted
-from specengine.utils.host_memory import is_host
+from specengine.utils.host_memory import put_ints
 
 IDLE_BYTES = 256 << 20  # a larger pool shrinks while no request uses it
 
@@ -278,17 +278,12 @@ class KVCache(PagePool):
         """
         width = max((len(own) for own in pages), default=0)
         table = [[*own, *[0] * (width - len(own))] for own in pages]
-        # numpy makes small tensors in a third of the time
-        block_table = torch.from_numpy(np.array(table, dtype=np.int32).reshape(len(pages), width))
         host = np.array(lengths, dtype=np.int32)
-        counts = torch.from_numpy(host)
-        chosen = None
+        columns = [np.array(table, dtype=np.int32).reshape(len(pages), width), host]
         if any(adapter >= 0 for adapter in adapters):  # otherwise the pass is that of an engine without adapters
-            chosen = torch.tensor(adapters, dtype=torch.int32, device=self.device)
+            columns.append(np.array(adapters, dtype=np.int32))
+        block_table, counts, *chosen = put_ints(columns, self.device)
         states = self.states.batch(pages, final, rooted) if self.states else None
-        if is_host(self.device):
-            batch = CacheBatch(block_table, counts, chosen, states)
-        else:
-            batch = CacheBatch(block_table.to(self.device), counts.to(self.device), chosen, states)
+        batch = CacheBatch(block_table, counts, chosen[0] if chosen else None, states)
         batch.host = host
         return batch

@@ -6,11 +6,13 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from specengine._C import DeltaStates
 from specengine.cache.state_memory import StateMemory
 from specengine.ops import Ops
+from specengine.utils.host_memory import put_ints
 
 
 def fixed_slots(requests: int) -> int:
@@ -140,8 +142,8 @@ class StatePool:
 
     def batch(self, pages: Sequence[Sequence[int]], final: bool, rooted: bool = True) -> StateBatch:
         """Makes the view of the requests that own `pages`; see StateBatch."""
-        slots = [self.slot_of(own) for own in pages]
-        return StateBatch(torch.tensor(slots, dtype=torch.int32, device=self.memory.device), final, rooted)
+        (slots,) = put_ints([np.array([self.slot_of(own) for own in pages], dtype=np.int32)], self.memory.device)
+        return StateBatch(slots, final, rooted)
 
     def of_pass(self, batch: StateBatch, rows: int, trees: bool) -> DeltaStates:
         """Returns what a pass of `rows` rows reads and writes.  trees: whether a row has several children.

@@ -13,7 +13,7 @@ import torch
 
 from specengine._C import MAX_NODES, TreeRows
 from specengine.draft_trees.scored_tree import tree_levels
-from specengine.utils.host_memory import is_host
+from specengine.utils.host_memory import is_host, put_ints
 
 KEPT = 256  # sizes of batches whose tensors a layout keeps
 _CHAIN = [*range(-1, MAX_NODES - 1)]  # parents
@@ -108,13 +108,11 @@ class TreeBatch:
 
     @staticmethod
     def _on(device, tokens, parents, depths, starts, ancestors) -> TreeBatch:
-        def put(values) -> torch.Tensor:
-            host = torch.from_numpy(np.array(values, dtype=np.int32))
-            return host if is_host(device) else host.to(device)
-
-        bits = None if ancestors is None else put(ancestors)
+        columns = [tokens, parents, depths, starts, *([] if ancestors is None else [ancestors])]
+        arrays = [np.array(values, dtype=np.int32) for values in columns]
+        token_ids, above, levels, row_start, *bits = put_ints(arrays, device)
         nodes = max((end - begin for begin, end in pairwise(starts)), default=0)
-        return TreeBatch(put(tokens), put(parents), put(depths), put(starts), bits, nodes, starts)
+        return TreeBatch(token_ids, above, levels, row_start, bits[0] if bits else None, nodes, starts)
 
 
 class TreeLayout:

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.capabilities import PromptObserver
 from specengine.engine.core import EngineCore
@@ -88,7 +86,7 @@ class Prefill:
         sizes = [stop - start for start, stop in pieces]
         with core.turn():
             runs = [p.request.tokens[start:stop] for p, (start, stop) in zip(prompts, pieces, strict=True)]
-            rows = TreeBatch.chains(runs, core.target.device, masked=len(prompts) > 1 and self._reads_bits)
+            rows = TreeBatch.chains(runs, core.target.device)
             requests = [prompt.request for prompt in prompts]
             adapters = [request.adapter_index for request in requests]
             place = core.cache.batch([request.pages for request in requests], [start for start, _ in pieces], adapters)
@@ -118,16 +116,6 @@ class Prefill:
         """Returns all requests, none of which is being read from now on."""
         requests, self._prompts = self.requests, []
         return requests
-
-    @property
-    def _reads_bits(self) -> bool:
-        """Whether one launch attends for several prompts, by ancestor bits; else each has launches of its own.
-
-        States are final for chains without bits alone. Over a float32 cache the kernel splits the keys of any number of
-        rows, and its partial sums would take much memory for the long passes that are not strict.
-        """
-        ops, cache = self._core.target.ops, self._core.cache
-        return ops.on_device and cache.states is None and (ops.strict or cache.k.dtype != torch.float32)
 
     def _next(self) -> list[Prompt]:
         """Returns the prompts of the next pass."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,8 +27,8 @@ from specengine.ops import Ops, ops_for
 from specengine.ops.decoder import Rows
 from specengine.ops.gated_delta.matrices import NO_STATES
 from specengine.ops.lora.matrices import LoraLayer
+from specengine.ops.prefill.chains import PromptChains
 from specengine.ops.row_tools import divided
-from specengine.ops.tree_attention import Chain
 from specengine.ops.weight import Projection, Weight, dtype_of
 from specengine.utils.cuda_graphs import DeviceGraphs
 from specengine.utils.spec_string import check_range
@@ -290,11 +289,11 @@ class Transformer:
         return HiddenStates(normed, at_layers, experts)
 
 
-def chains_of(tree: TreeBatch, batch: CacheBatch) -> list[Chain] | None:
+def chains_of(tree: TreeBatch, batch: CacheBatch) -> PromptChains | None:
     """Returns the chains of a batch where the host knows them: their attention asks the device for nothing then."""
     if tree.ancestors is not None or tree.starts is None or batch.host is None:
         return None
-    return [(*ends, length) for ends, length in zip(pairwise(tree.starts), batch.host.tolist(), strict=True)]
+    return PromptChains.of(tree.starts, batch.host.tolist())
 
 
 def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:

@@ -104,7 +104,7 @@ def multiply(x, weight, bias, out, first: int, variant: int) -> None:
     if variant != LIBRARY:
         _C.linear(x, weight, bias, out, first, len(weight), variant, None)
         return
-    columns = out[:, first : first + len(weight)]
+    columns = out if out.shape[1] == len(weight) else out.narrow(1, first, len(weight))
     if x.is_cuda and x.dtype != torch.float32:
         torch.mm(x, weight.T, out_dtype=torch.float32, out=columns)
     else:

@@ -5,20 +5,19 @@ Shapes: M rows (nodes of all requests), H query heads, K key/value heads, D head
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, pairwise
-from typing import TypeAlias
+import math
 
 import torch
 
 from specengine import _C
-from specengine._C import MAX_NODES, PAGE_SIZE, KVCacheView
+from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.ops.layer import rows_of
-from specengine.ops.prefill_attention import causal_attention, masked_attention
+from specengine.ops.prefill.causal_attention import causal_attention, masked_attention
+from specengine.ops.prefill.chains import PromptChains
 
-Chain: TypeAlias = tuple[int, int, int]
-"""A request's rows on the host: the first one, the one behind the last, and the cached tokens before them."""
-
+# Pairs of a row and a key x query heads x head dim. With more, PyTorch's faster products save more than its other calls
+# cost, by a model (docs/design/cuda.md, "Prompts over pages"). No GPU has judged it.
+LIBRARY_FROM = 1 << 33
 COUNTERS = 1 << 15  # of arrival_counters: enough for 1,024 rows of 32 heads
 
 
@@ -59,8 +58,8 @@ def tree_attention(
     upcoming: the weight that is read next, of any dtype: CUDA brings a part of it to L2 meanwhile. No result changes.
     """
     arguments = q, cache, ancestors, out, scale, window, strict
-    workspace = q.new_empty(_C.tree_attention_workspace(*arguments, None, sinks, None, None))
-    counters = q.shape[0] * q.shape[1] if len(workspace) > 0 else 0
+    floats = _C.tree_attention_workspace(*arguments, None, sinks, None, None)
+    workspace, counters = (q.new_empty(floats), q.shape[0] * q.shape[1]) if floats else (None, 0)
     if counters > (0 if arrived is None else len(arrived)):
         arrived = torch.zeros(counters, dtype=torch.int32, device=q.device)
     _C.tree_attention(*arguments, workspace, sinks, arrived, None if upcoming is None else upcoming.view(-1))
@@ -78,38 +77,37 @@ def tree_attention_cuda(
     arrived=None,
     upcoming=None,
     prefetch: bool = True,
-    chains: Sequence[Chain] | None = None,
+    chains: PromptChains | None = None,
 ) -> None:
-    """tree_attention on CUDA: chains without bits, which are prefill, use PyTorch's attention unless strict.
+    """tree_attention on CUDA, which also takes chains of any length without bits: those of prompts.
 
-    PyTorch's has no sinks; with sinks the kernel attends, to chains of any length.
+    The kernel attends for all of them in one launch, in strict mode, with sinks, over a window, and to chains that are
+    no longer than LIBRARY_FROM allows. Others get calls of their own to PyTorch's attention, and so do all chains over
+    a float32 cache: there the kernel splits the keys of any number of rows, and its sums would take much memory.
     prefetch: whether `upcoming` is used.
     chains: of all requests, where the host knows them; None: the device is asked, which waits for it.
     """
-    if ancestors is None and not strict and sinks is None:
-        return tree_attention_reference(q, cache, None, out, scale, window, chains=chains)
-    if ancestors is None:
-        cache = cache if cache.first_node + len(q) <= MAX_NODES else _short_chains(cache, chains)
-        ancestors = chain_bits(cache.row_start, len(q), cache.first_node)
-    return tree_attention(
-        q, cache, ancestors, out, scale, window, strict, sinks, arrived, upcoming if prefetch else None
-    )
+    upcoming = upcoming if prefetch else None
+    if ancestors is not None:
+        return tree_attention(q, cache, ancestors, out, scale, window, strict, sinks, arrived, upcoming)
+    chains = PromptChains.of(cache.row_start.tolist(), cache.lengths.tolist()) if chains is None else chains
+    short, long = chains.divide(cache, _most_of_kernel(q, cache, window, strict, sinks))
+    if short is not None:
+        rows = short.view(cache), short.ancestors
+        tree_attention(q, *rows, out, scale, window, strict, sinks, arrived, upcoming)
+    for request, start, end, length in long:
+        slots = length + cache.first_node + end - start
+        keys, values = gather_slots(cache.k_cache, cache.v_cache, cache.block_table[request], slots)
+        out[start:end] = causal_attention(q[start:end], keys, values, scale, window)
 
 
-def _asked(cache: KVCacheView) -> list[Chain]:
-    """Asks the device for the chains."""
-    starts = pairwise(cache.row_start.tolist())
-    return [(*ends, length) for ends, length in zip(starts, cache.lengths.tolist(), strict=True)]
-
-
-def _short_chains(cache: KVCacheView, chains: Sequence[Chain] | None) -> KVCacheView:
-    """The rows of chains as chains of at most MAX_NODES nodes, whose prefixes include the chains before them."""
-    chains, device = _asked(cache) if chains is None else chains, cache.row_start.device
-    firsts = [range(start, end, MAX_NODES) for start, end, _ in chains]
-    row_start = torch.tensor([*chain(*firsts), chains[-1][1]], dtype=torch.int32, device=device)
-    request = torch.tensor([b for b, rows in enumerate(firsts) for _ in rows], dtype=torch.int64, device=device)
-    lengths = cache.lengths[request] + cache.first_node + row_start[:-1] - cache.row_start[request]
-    return KVCacheView(cache.k_cache, cache.v_cache, cache.block_table[request], lengths, row_start, 0)
+def _most_of_kernel(q: torch.Tensor, cache: KVCacheView, window: int, strict: bool, sinks) -> float:
+    """Returns the most pairs of a chain, see Chain.pairs, that the kernel attends to."""
+    if strict or sinks is not None:
+        return math.inf
+    if cache.k_cache.dtype == torch.float32:
+        return 0
+    return math.inf if window > 0 else LIBRARY_FROM / (q.shape[1] * q.shape[2])
 
 
 def chain_bits(row_start: torch.Tensor, rows: int, first_node: int = 0) -> torch.Tensor:
@@ -129,11 +127,11 @@ def tree_attention_reference(
     window: int,
     sinks=None,
     upcoming=None,
-    chains: Sequence[Chain] | None = None,
 ) -> None:
     k_cache, v_cache, block_table, first_node = cache.k_cache, cache.v_cache, cache.block_table, cache.first_node
-    for b, (start, end, length) in enumerate(_asked(cache) if chains is None else chains):
-        rows, nodes = slice(start, end), first_node + end - start
+    starts = cache.row_start.tolist()
+    for b, length in enumerate(cache.lengths.tolist()):
+        rows, nodes = slice(starts[b], starts[b + 1]), first_node + starts[b + 1] - starts[b]
         if nodes == first_node:
             continue
         keys, values = gather_slots(k_cache, v_cache, block_table[b], length + nodes)

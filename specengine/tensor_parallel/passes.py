@@ -11,7 +11,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.ops.decoder import Rows
-from specengine.ops.tree_attention import Chain
+from specengine.ops.prefill.chains import PromptChains
 from specengine.ops.verify_tree import Accepted
 from specengine.tensor_parallel.group import Group
 from specengine.tensor_parallel.messages import Compact, Forward, PassStates
@@ -25,7 +25,7 @@ class RankPass:
     """A pass of all ranks over the M rows of a tree.
 
     cache: its number.  inputs: float32 [M, hidden], the embedded tokens.  positions: the length that the rotary tables
-    must have.  chains: see ops.tree_attention.  states: of a hybrid.
+    must have.  chains: see tree_attention_cuda.  states: of a hybrid.
     """
 
     cache: int
@@ -33,7 +33,7 @@ class RankPass:
     batch: CacheBatch
     inputs: torch.Tensor
     positions: int
-    chains: Sequence[Chain] | None = None
+    chains: PromptChains | None = None
     states: PassStates | None = None
 
 

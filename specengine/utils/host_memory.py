@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 HOST_TYPES = frozenset({"cpu"})  # of devices; simulated runs empty it, and so take the branches of a GPU
@@ -10,3 +13,12 @@ HOST_TYPES = frozenset({"cpu"})  # of devices; simulated runs empty it, and so t
 def is_host(device: torch.device) -> bool:
     """Returns whether numpy can read a device's tensors in place."""
     return device.type in HOST_TYPES
+
+
+def put_ints(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Returns int32 arrays as tensors; they reach a device in one copy, which waits for no earlier work there."""
+    if is_host(device):
+        return [torch.from_numpy(array) for array in arrays]
+    together = np.concatenate([array.reshape(-1) for array in arrays])
+    parts = torch.from_numpy(together).to(device, non_blocking=True).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -52,6 +52,12 @@ def test_the_pass_of_sixty_is_compared_with_the_pass_of_one(targets):
     assert verdicts(targets.passes({"rows": rows[:1]}))[0] is None
 
 
+def test_the_host_of_a_pass_over_a_prompt_has_a_goal_and_both_ways_are_shown(targets):
+    found = list(targets.prompts({"host_ms": 1.5, "measured": [["64 rows behind 0: kernel", 7.0, "us"]]}))
+    assert values(found) == {"pass over a prompt, the host's calls": 1.5, "64 rows behind 0: kernel": 7.0}
+    assert verdicts(found) == [False, None] and verdicts(targets.prompts({})) == [None]
+
+
 def test_a_cycle_is_read_without_the_phase_that_only_synthetic_drafters_have(targets):
     results = run_of(
         none={"verify": 3.6},

@@ -24,12 +24,13 @@ class FakeCuda(FakeTensorMode):
     """Tensors on the host stay real; those on the device are fake.
 
     A read of the device on the host gives zeros and counts as a wait; in a captured() stretch it is refused.
-    waits: the calls for which the host waited.
+    waits: the calls for which the host waited.  blocking_copies: to the device, which arrive before the call returns.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.waits: list[str] = []
+        self.blocking_copies = 0
         self._indexing = Indexing()
         self._launches: Launches | None = None
         self._strict = False
@@ -101,15 +102,24 @@ class FakeCuda(FakeTensorMode):
         if func is torch.ops.aten._to_copy.default and device is not None and torch.device(device).type == "cpu":
             self.waits.append(str(func))
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        if _copies_to_device(func, args, kwargs):
+            self.blocking_copies += 1
         return None
 
     def _count(self, func: OpOverload, result: Any) -> None:
         name = func.overloadpacket.__name__
         written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        if self._launches is None or func.is_view or name.startswith(STARTS_NOTHING):
+        if self._launches is None or not any(tensor.numel() for tensor in written):
             return
-        if any(tensor.numel() for tensor in written):
-            self._launches.torch[name] += 1
+        starts_nothing = func.is_view or name.startswith(STARTS_NOTHING)
+        (self._launches.views if starts_nothing else self._launches.torch)[name] += 1
+
+
+def _copies_to_device(func: OpOverload, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Whether a copy returns when it has arrived, behind all earlier work of the stream."""
+    if func is not torch.ops.aten._to_copy.default or kwargs.get("non_blocking"):
+        return False
+    return args[0].device.type == "cpu" and torch.device(kwargs.get("device") or "cpu").type == "cuda"
 
 
 def _numbers(tensor: FakeTensor) -> Any:

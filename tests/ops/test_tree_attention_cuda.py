@@ -380,22 +380,77 @@ def test_a_low_sink_changes_no_bit_and_a_high_one_leaves_zeros(cuda_backend, len
     assert (out[:, 3].abs() < without[:, 3].abs()).all()
 
 
+PROMPTS = [
+    ([chain(300), [], chain(20), chain(520)], [70, 5, 0, 129], 0),
+    ([chain(262), chain(9)], [64, 3], 5),
+]
+
+
+@pytest.fixture
+def library(monkeypatch) -> list[tuple[int, int]]:
+    """Rows and keys of each chain that PyTorch attends to."""
+    calls, attend = [], module.causal_attention
+
+    def watched(q, keys, *rest):
+        calls.append((len(q), len(keys)))
+        return attend(q, keys, *rest)
+
+    monkeypatch.setattr(module, "causal_attention", watched)
+    return calls
+
+
+def check_prompts(backend: Backend, trees, lengths, first_node, dtype, strict, window=0, **sizes) -> None:
+    """Checks chains without bits; the rows before first_node were written by an earlier pass."""
+    case = problem(trees, lengths, dtype=dtype, **sizes)
+    expected, rows = case.expected(window), torch.arange(len(case.q))
+    if first_node > 0:
+        rows, case.cache.row_start = later_rows(case.cache.row_start, first_node)
+        case.q = case.q[rows]
+    arguments = case.arguments(backend, strict, window, first_node=first_node) | {"ancestors": None}
+    module.tree_attention_cuda(**arguments)
+    assert close(arguments["out"].cpu(), expected[rows], TOLERANCE[torch.float32 if strict else dtype])
+
+
 @pytest.mark.quick(2)
 @all_kernels
 @pytest.mark.parametrize("window", [0, 100])
-def test_prompts_longer_than_a_tree_are_read_with_sinks(cuda_backend, window, dtype, strict):
-    for trees, lengths, first_node in (
-        ([chain(9), [], chain(520)], [64, 3, 70], 0),
-        ([chain(300), chain(9)], [70, 0], 5),
-    ):
-        case = problem(trees, lengths, 2, 1, dtype=dtype, with_sinks=True)
-        expected, rows = case.expected(window), torch.arange(len(case.q))
-        if first_node > 0:
-            rows, case.cache.row_start = later_rows(case.cache.row_start, first_node)
-            case.q = case.q[rows]
-        arguments = case.arguments(cuda_backend, strict, window, first_node=first_node) | {"ancestors": None}
-        module.tree_attention_cuda(**arguments)
-        assert close(arguments["out"].cpu(), expected[rows], TOLERANCE[torch.float32 if strict else dtype])
+def test_prompts_of_any_length_are_read_with_sinks(cuda_backend, library, window, dtype, strict):
+    for case in PROMPTS:
+        check_prompts(cuda_backend, *case, dtype, strict, window, heads=2, kv_heads=1, with_sinks=True)
+    assert library == []
+
+
+@pytest.mark.quick(2)
+@half_caches
+@pytest.mark.parametrize("window", [0, pytest.param(100, marks=pytest.mark.full), 300])
+def test_prompts_of_any_length_share_one_launch(cuda_backend, library, window, dtype):
+    for case in PROMPTS:
+        check_prompts(cuda_backend, *case, dtype, False, window, heads=2, kv_heads=1)
+    assert library == []
+
+
+@half_caches
+def test_a_chain_with_much_to_multiply_is_the_librarys_and_the_others_stay_the_kernels(
+    cuda_backend, library, monkeypatch, dtype
+):
+    trees, lengths, first_node = PROMPTS[0]
+    first = 300 * (70 + 301 / 2) * 2 * 16  # rows, keys on average, heads and columns of the first one
+    monkeypatch.setattr(module, "LIBRARY_FROM", first)
+    check_prompts(cuda_backend, trees, lengths, first_node, dtype, False, heads=2, kv_heads=1)
+    assert library == [(520, 649)]
+    check_prompts(cuda_backend, trees, lengths, first_node, dtype, False, window=100, heads=2, kv_heads=1)
+    assert library == [(520, 649)]  # over a window PyTorch would compute with float32 and a mask
+    monkeypatch.setattr(module, "LIBRARY_FROM", first - 1)
+    check_prompts(cuda_backend, trees, lengths, first_node, dtype, False, heads=2, kv_heads=1)
+    assert library[1:] == [(300, 370), (520, 649)]
+
+
+def test_prompts_over_a_float32_cache_are_the_librarys_unless_strict(cuda_backend, library):
+    trees, lengths, first_node = PROMPTS[1]
+    check_prompts(cuda_backend, trees, lengths, first_node, torch.float32, False)
+    assert library == [(257, 326), (4, 12)]
+    check_prompts(cuda_backend, trees, lengths, first_node, torch.float32, True)
+    assert len(library) == 2
 
 
 strict_caches = pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)

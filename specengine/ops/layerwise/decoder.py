@@ -14,7 +14,7 @@ from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
 from specengine.ops.layerwise.fused import FusedOps, Kept
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
-from specengine.ops.tree_attention import Chain
+from specengine.ops.prefill.chains import PromptChains
 from specengine.ops.weight import Projection, Weight
 from specengine.utils.multipliers import PLAIN, Multipliers
 
@@ -137,7 +137,7 @@ class LayerwiseDecoder:
         adapters: torch.Tensor | None = None,
         experts: torch.Tensor | None = None,
         states: DeltaStates = NO_STATES,
-        chains: Sequence[Chain] | None = None,
+        chains: PromptChains | None = None,
     ) -> torch.Tensor | None:
         """As Decoder; the caller answers for slots and positions. experts: stays as it is.
 

@@ -9,6 +9,7 @@ import torch
 
 from specengine.models.rope import RopeTables
 from specengine.ops.decoder import Pass
+from specengine.ops.prefill.chains import PromptChains
 from specengine.tensor_parallel.device.collectives import Collectives
 from specengine.tensor_parallel.device.messages import (
     BeginCapture,
@@ -85,7 +86,7 @@ class DeviceFollower:
         self._connected.broadcast(packed)
         self._last = own = PackedRows.of(message, self._hidden, packed)
         place = (pages.k, pages.v, own.block_table, own.lengths)
-        known = {} if message.chains is None else {"chains": message.chains}
+        known = {} if message.chains is None else {"chains": PromptChains(message.chains)}
         self.decoder(own.rows, *place, *self._rope.cos_sin, inputs=own.inputs, **known)
 
     def _compact(self, message: DeviceCompact) -> None:

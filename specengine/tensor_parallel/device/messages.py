@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from specengine.ops.tree_attention import Chain
+from specengine.ops.prefill.chains import Chain
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class DeviceForward:
     """All ranks run a pass of the layers; then its packed rows follow on the devices (see packed_rows).
 
     rows: M.  requests: B.  pages: of a row of the block table.  words: of ancestor bits per row, 0 for chains.
-    chains: see ops.tree_attention.  positions: the length that the rotary tables must have.
+    chains: of the rows, where the host knows them.  positions: the length that the rotary tables must have.
     """
 
     cache: int

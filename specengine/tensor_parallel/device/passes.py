@@ -65,7 +65,7 @@ class DevicePasses(DeviceGraphs):
             requests=len(batch.lengths),
             pages=batch.block_table.shape[1],
             words=0 if tree.ancestors is None else tree.ancestors.shape[1],
-            chains=None if chains is None else tuple(chains),
+            chains=None if chains is None else chains.chains,
             positions=rank_pass.positions,
         )
         columns = (tree.depths, tree.row_start, tree.ancestors, batch.block_table, batch.lengths)

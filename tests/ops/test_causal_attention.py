@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from specengine.ops import prefill_attention
-from specengine.ops.prefill_attention import causal_attention
+from specengine.ops.prefill import causal_attention as module
+from specengine.ops.prefill.causal_attention import causal_attention
 
 
 def tensors(rows, slots, dtype):
@@ -69,12 +69,12 @@ def test_flash_attention_is_asked_for_the_same_thing(monkeypatch, window):
         return plain(q[0].float(), k[0], v[0], softmax_scale, left + 1 if left >= 0 else 0)[None].to(q.dtype)
 
     without = causal_attention(q, keys, values, 0.3, window)
-    monkeypatch.setattr(prefill_attention, "flash_attn_func", flash)
-    monkeypatch.setattr(prefill_attention, "_flash_serves", lambda q, keys: True)
+    monkeypatch.setattr(module, "flash_attn_func", flash)
+    monkeypatch.setattr(module, "_flash_serves", lambda q, keys: True)
     torch.testing.assert_close(causal_attention(q, keys, values, 0.3, window), without, rtol=0.05, atol=0.02)
 
 
 def test_flash_attention_is_not_asked_on_the_cpu(monkeypatch):
     q, keys, values = tensors(70, 90, torch.bfloat16)
-    monkeypatch.setattr(prefill_attention, "flash_attn_func", None.__class__)  # would fail if called
+    monkeypatch.setattr(module, "flash_attn_func", None.__class__)  # would fail if called
     assert causal_attention(q, keys, values, 0.3, 0).shape == q.shape

@@ -1,0 +1,1 @@
+"""Attention of passes over prompts on CUDA."""
