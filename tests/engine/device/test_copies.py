@@ -66,7 +66,7 @@ def test_trees_have_copies_and_texts_are_those_of_plain_decoding(device_engine, 
     outputs = engine.generate(SEEN, traced)
     assert ids(outputs) == expected
     found, possible = copies_in(outputs, 2, params)
-    assert found >= 0.8 * possible >= 8
+    assert found >= 0.8 * possible >= 6
     alone = device_engine(SPECS["eagle3"].format(**folders), max_batch_size=2).generate(SEEN, traced)
     assert copies_in(alone, 2, params)[0] < 0.2 * possible
 
