@@ -48,10 +48,11 @@ class CopiesBatch:
 class CapturedPair:
     """prompt_lookup and a network, which keeps the device state of both.
 
-    number: of the network among the parts.  The chances of copies are those that are known at the start.
+    network: a Drafter that is a DeviceStateDrafter.  number: of the network among the parts. The chances of copies are
+    those that are known at the start.
     """
 
-    def __init__(self, copies: PromptLookup, network: DeviceStateDrafter, number: int, device: torch.device) -> None:
+    def __init__(self, copies: PromptLookup, network: Any, number: int, device: torch.device) -> None:
         self.network, self.number = network, number
         self._chances = torch.tensor(copies.acceptance.rates()[::2], device=device).log()  # of first branches
         self._ngrams = (copies.config.min_ngram, LONGEST_MATCH)

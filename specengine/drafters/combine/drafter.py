@@ -37,21 +37,25 @@ from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 from specengine.utils.spec_string import Spec, check_range
 
+NODES = 16  # of the largest tree, on the host
+
 
 @dataclass(frozen=True)
 class Config:
     """The options.
 
-    nodes: of the largest tree, root included.
+    nodes: of the largest tree, root included. 0: 16; in captured cycles as many as the network's own, where rows of a
+    pass cost less.
     adaptive: keep the nodes that pay, and skip parts that do not; otherwise every part drafts, and the likeliest nodes
     stay. It holds for every part that has this option and does not set its own.
     """
 
-    nodes: int = 16
+    nodes: int = 0
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        check_range("nodes", self.nodes, 2, MAX_NODES)
+        if self.nodes != 0:
+            check_range("nodes", self.nodes, 2, MAX_NODES)
 
 
 class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker, DeviceStateDrafter):
@@ -90,9 +94,9 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
             raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
         self.hidden_state_layers = layers.pop() if layers else ()
         self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
-        self.policy = policy_of(self, target, costs, self.parts, self.parts)
         self._captured = CapturedPair.of(self.parts, target.device) if target.ops.on_device else None
         self.drafts_in_cycle = self._captured is not None
+        self.policy = policy_of(self, target, costs, self.parts, self.parts)
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
@@ -107,7 +111,8 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
 
     @property
     def max_nodes(self) -> int:
-        return self.config.nodes
+        own = max(NODES, self._captured.network.max_nodes) if self._captured else NODES
+        return self.config.nodes or own
 
     @property
     def spare_slots(self) -> int:
