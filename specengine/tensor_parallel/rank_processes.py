@@ -81,7 +81,7 @@ class RankProcesses:
                     )
                 )
             connection.set_timeout(LOADING_SECONDS)
-            place = str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + rank}"
+            place = f"cuda:{(device.index or 0) + rank}" if device.type == "cuda" else str(device)
             start = Start(rank, self.size, path, dtype, _C.instruction_set(), place, strict)
             connection.send(encode_message(start))
 
