@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -68,6 +68,13 @@ class Group:
                 self._send_dropped()
                 self._ranks.send(message)
                 yield
+
+    def call_after_end(self, end: Callable[[], None]) -> None:
+        """Calls `end` in a thread of its own once a rank has ended; with the group all do.
+
+        Whatever the first rank waits for meanwhile, it must not wait for that rank.
+        """
+        self._ranks.call_after_end(end)
 
     def new_cache(self) -> int:
         """Returns the number of a new cache, the same in all ranks."""

@@ -8,8 +8,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from specengine.tensor_parallel.thread_share import thread_share
 
 LOADING_SECONDS = 600.0  # in which a rank must have read its part
 _ENDING_SECONDS = 1.0  # in which the system reports how a process ended, after its connection closed
+_WATCHING_SECONDS = 0.05  # between two looks at the processes: how long a device waits in vain, at most
 _REAPING_SECONDS = 10.0  # in which a killed process is gone, unless a hanging disk keeps it
 
 _COMMAND = (
@@ -57,6 +59,17 @@ class RankProcesses:
         return next(
             (f"rank {rank} (process {process.pid})" for rank, (process, end) in ranks if end.silent), "a process"
         )
+
+    def call_after_end(self, end: Callable[[], None]) -> None:
+        """Calls `end` in a thread of its own once a process has ended; not while this process exits."""
+
+        def watch() -> None:
+            while not self.ended:
+                time.sleep(_WATCHING_SECONDS)
+            if threading.main_thread().is_alive():
+                end()
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def start(self, path: str, dtype: str, device: torch.device, strict: bool) -> None:
         """Starts the processes, which begin to read their parts.  device: of this rank."""

@@ -58,6 +58,8 @@ class Rank:
             self._follower = HostFollower(first, rope, self._caches)
         norm, follower = loader.vector("model.norm.weight"), self._follower
         follower.decoder = shard_decoder(self._ops, follower.gather, follower.add, self._config, layers, norm)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # passes run on another stream than wrote the weights
         self._handlers: Handlers = {
             Resize: self._resize,
             DropCaches: self._drop_caches,

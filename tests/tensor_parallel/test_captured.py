@@ -2,18 +2,22 @@
 
 import dataclasses
 import gc
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specengine import Engine, RankFailed
+from specengine.draft_trees.tree import TreeBatch
+from specengine.tensor_parallel.device.collectives import Collectives
 from specengine.tensor_parallel.device.passes import DevicePasses
 from specengine.tensor_parallel.loading import load_model
-from specengine.utils.cuda_graphs import DeviceGraphs
+from specengine.utils.cuda_graphs import DeviceGraphs, device_turn
 from tests.drafters.eagle_files import layouts, write_drafter
 from tests.engine.device.prompts import GREEDY, LOOKUP, PROMPTS, SAMPLED, on_the_cpu
-from tests.tensor_parallel.captured import RANKS, captured_ranks, standin_ops
+from tests.tensor_parallel.captured import RANKS, StandinCollectives, captured_ranks, standin_ops
 from tests.tensor_parallel.kills import own, ranks
 
 ON_THE_SIMULATOR = pytest.mark.sim
@@ -66,19 +70,78 @@ def test_a_rank_that_ends_between_replays_ends_all(monkeypatch):
                 pass
 
 
-def test_a_wait_for_a_device_ends_with_a_rank():
-    aborted, looks = [], []
+@ON_THE_SIMULATOR
+def test_a_failed_capture_leaves_the_ranks_in_step(monkeypatch):
+    with captured_ranks(monkeypatch):
+        target, runs = captured_model().target, []
+        cache = target.new_cache(4)
+        place = cache.batch([cache.allocate(40)], [0])
+        tree = TreeBatch.chains([[5, 6, 7]], target.device, masked=True)
 
-    def query():
-        looks.append(None)
-        if len(looks) > 2:
-            passes._group.failure = "rank 1 ended"
-        return False
+        def run():
+            runs.append(target.forward(tree, cache, place).scores.clone())
+            if len(runs) == 2:
+                raise MemoryError("no room for a drafter")
 
+        with pytest.raises(MemoryError), device_turn(target.device):
+            target.graphs.capture(run)
+        with device_turn(target.device):  # the ranks would capture this pass, and this one wait for them
+            run()
+            graph = target.graphs.capture(run)
+            graph.replay()
+            assert runs[0].tolist() == runs[2].tolist() == runs[4].tolist()
+
+
+def test_a_wait_for_a_device_tells_of_a_rank_that_ended_meanwhile():
     passes = DevicePasses.__new__(DevicePasses)
     DeviceGraphs.__init__(passes, torch.device("cpu"))
     passes._group = SimpleNamespace(failure=None)
-    passes._collectives = SimpleNamespace(abort=lambda: aborted.append(None))
+    passes.wait_for(SimpleNamespace(synchronize=lambda: None))
+    ended = SimpleNamespace(synchronize=lambda: setattr(passes._group, "failure", "rank 1 ended"))
     with pytest.raises(RankFailed, match="rank 1 ended; make a new engine"):
-        passes.wait_for(SimpleNamespace(query=query))
-    assert len(aborted) == 1 and len(looks) == 3
+        passes.wait_for(ended)
+
+
+def test_collectives_are_aborted_when_a_rank_ends_whatever_the_first_waits_for(monkeypatch):
+    others, aborted, released = {child.pid for child in ranks()}, threading.Event(), threading.Event()
+
+    def abort(collectives):
+        aborted.set()
+        released.wait()  # as NCCL waits for graphs
+
+    with captured_ranks(monkeypatch):
+        monkeypatch.setattr(StandinCollectives, "abort", abort)
+        model = captured_model()
+        assert not aborted.wait(0.2)
+        own(others)[-1].kill()
+        assert aborted.wait(10)
+        assert "was ended by signal 9" in model.target.failure
+        released.set()
+
+
+def test_a_dropped_model_ends_its_collectives(monkeypatch):
+    aborted = threading.Event()
+    with captured_ranks(monkeypatch):
+        monkeypatch.setattr(StandinCollectives, "abort", lambda _: aborted.set())
+        model = captured_model()
+        assert not aborted.wait(0.2)
+        del model
+        gc.collect()
+        assert aborted.wait(10)
+
+
+def test_no_thread_of_torch_judges_the_collectives(monkeypatch):
+    seen = {}
+
+    def group(store, rank, size, options):
+        seen.update({name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL")})
+        return SimpleNamespace(allreduce=lambda _: SimpleNamespace(wait=lambda: None))
+
+    group.Options = lambda: None
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", group, raising=False)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+    before = dict(os.environ)
+    Collectives("/nowhere/ranks", 0, 1, torch.device("cuda"))
+    assert set(seen.values()) == {"0"} and len(seen) == 3
+    assert os.environ == before

@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from specengine._C import LONGEST_MATCH
+from specengine._C import LONGEST_MATCH, MAX_CANDIDATES
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.prompt_lookup.drafter import PromptLookup
-from specengine.ops.growth.add_copies import add_copies
+from specengine.ops.growth.add_copies import LONGEST, add_copies
 
 
 class CopiesBatch:
     """Shows a batch to a network, and adds a chain of copies to what it drafted.
 
-    The chain has as many levels as the network, so a cycle commits no more than the network's state has room for.
+    The chain has at most as many levels as the network, so a cycle commits no more than the network's state has room
+    for. It is shorter where the network leaves no room for its candidates.
     chances, ngrams: see add_copies.
     """
 
@@ -39,9 +40,10 @@ class CopiesBatch:
     ) -> TreeBatch:
         """Returns the best nodes of both; see DraftBatch.selected."""
         history, active = self._batch.history, self._batch.limits.active
-        drafted = (tokens, parents, depths, scores), known
+        columns = tokens, parents, depths, scores
         text = history.tokens, history.length, active
-        columns, known = add_copies(*drafted, *text, self._chances, levels, self._ngrams)
+        if length := min(levels, LONGEST, MAX_CANDIDATES - tokens.shape[1]):
+            columns, known = add_copies(columns, known, *text, self._chances, length, self._ngrams)
         return self._batch.selected(*columns, known, levels)
 
 

@@ -11,6 +11,7 @@ from specengine import _C
 from specengine.ops.growth.level_trees import Columns
 
 CLASSES = 5  # of a match's length: 1, 2-3, 4-7, 8-15, 16 or more tokens
+LONGEST = 64  # tokens of a copy
 
 
 def add_copies(
@@ -29,7 +30,7 @@ def add_copies(
     [B], 0: its candidates are left out.  history: int32 [B, T].  history_length, active: int32 [B].  chances: float32
     [CLASSES], log-probabilities of a chain's node, by the length of the match before it.  length: L.  ngrams: the
     fewest and the most tokens that are compared.
-    Raises ValueError for more than 64 tokens of a copy.
+    Raises ValueError for a copy of more than LONGEST tokens, and for more than MAX_CANDIDATES columns.
     """
     batch, candidates = columns[0].shape
     shape = (batch, candidates + length)

@@ -13,7 +13,13 @@ import torch.nn.functional as F
 from torch import distributed
 
 CONNECTING = timedelta(seconds=60)  # in which all ranks must have connected
-_WATCHDOG = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# PyTorch's threads that look after NCCL would end this process where another rank fails, or where abort() waits long.
+# They would also look into the store, whose file is gone once all ranks have connected.
+_WITHOUT_WATCHDOG = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 
 
 class Collectives:
@@ -51,19 +57,24 @@ class Collectives:
         self._group.broadcast([x]).wait()
 
     def abort(self) -> None:
-        """Ends the connection, and what the device waits for; at once, also after another rank failed."""
+        """Ends the connection, and what the device waits for; also after another rank failed.
+
+        The device stops waiting at once, but NCCL returns only when no graph with its calls is left: no thread that
+        others wait for may call this.
+        """
         self._group.abort()
 
 
 @contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """NCCL's watchdog would end this process where another rank fails; the group's own messages tell of that."""
-    before = os.environ.get(_WATCHDOG)
-    os.environ[_WATCHDOG] = "0"
+    """Lets no thread of PyTorch end this process; the group's own messages tell of failures."""
+    before = {name: os.environ.get(name) for name in _WITHOUT_WATCHDOG}
+    os.environ.update(_WITHOUT_WATCHDOG)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_WATCHDOG]
-        else:
-            os.environ[_WATCHDOG] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,8 +34,6 @@ from specengine.utils.cuda_graphs import DeviceGraphs, Graph, capture_graph
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-POLL_SECONDS = 20e-6  # between two looks at an event; a cycle takes milliseconds
-
 
 class DevicePasses(DeviceGraphs):
     """The first rank's side of passes and graphs on several devices."""
@@ -52,7 +49,7 @@ class DevicePasses(DeviceGraphs):
                 self._collectives = Collectives(path, 0, size, device)
         finally:
             shutil.rmtree(folder)
-        weakref.finalize(self, self._collectives.abort)
+        group.call_after_end(self._collectives.abort)
         self.gather: Gather = self._collectives.gather
         self.add: Add = self._collectives.add
 
@@ -86,8 +83,14 @@ class DevicePasses(DeviceGraphs):
 
         def run_captured() -> None:
             self._send(BeginCapture(number, pool))
-            run()
-            self._send(EndCapture())
+            try:
+                run()
+            except BaseException:
+                self._group.drop_graph(number)
+                raise
+            finally:  # behind an error too: the other ranks would capture all passes that follow
+                if self._group.failure is None:
+                    self._send(EndCapture())
 
         graph = capture_graph(run_captured, self._device, pool=pool, warm_up=run)
         return RankGraph(number, graph, self._group)
@@ -97,12 +100,10 @@ class DevicePasses(DeviceGraphs):
         super().overlap_launches(enabled)
 
     def wait_for(self, event: torch.cuda.Event) -> None:
-        """Waits for an event. Raises RankFailed where a rank ends: this device would wait for it forever."""
-        while not event.query():
-            if self._group.failure is not None:
-                self._collectives.abort()
-                raise RankFailed(f"tensor_parallel: {self._group.failure}; make a new engine")
-            time.sleep(POLL_SECONDS)
+        """Waits for an event. Raises RankFailed where a rank ended: then nobody knows what this device computed."""
+        event.synchronize()  # ends after abort() at the latest
+        if (reason := self._group.failure) is not None:
+            raise RankFailed(f"tensor_parallel: {reason}; make a new engine")
 
     def _send(self, message: object) -> None:
         with self._group.broadcast(message):

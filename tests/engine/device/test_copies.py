@@ -1,10 +1,13 @@
 """combine inside captured cycles: copies of the text beside a network's nodes, and what plain decoding says."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from specengine.drafters.capabilities import drafts_in_cycles
+from specengine.drafters.combine.captured import CopiesBatch
 from specengine.rules.base import Wants
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED
 from tests.engine.prefixes import SPECS
@@ -78,6 +81,21 @@ def test_every_network_drafts_beside_copies(device_engine, folders, name):
     engine = device_engine(with_copies(name, folders, nodes=6), max_batch_size=2)
     assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
     assert ids(engine.generate(PROMPTS, SAMPLED)) == expected
+
+
+@pytest.mark.parametrize(("candidates", "levels", "copied"), [(9, 4, 4), (9, 100, 64), (2045, 4, 3), (2048, 4, 0)])
+def test_copies_are_no_longer_than_there_is_room(cuda_backend, candidates, levels, copied):
+    def put(values):
+        return cuda_backend.put(torch.tensor(values, dtype=torch.int32))
+
+    one, absent = put([1]), put([[7] + [-1] * (candidates - 1)])
+    text = SimpleNamespace(tokens=put([[7, 8, 9, 7]]), length=put([4]))
+    batch = SimpleNamespace(history=text, limits=SimpleNamespace(active=one), selected=lambda *all_of_them: all_of_them)
+    columns = absent, absent, absent.clamp(max=0), absent.float().clamp(max=0)
+    chances = cuda_backend.put(torch.zeros(5))
+    tokens, *_, found = CopiesBatch(batch, chances, (1, 64)).selected(*columns, one, levels)
+    assert found == levels and tokens.shape[1] == candidates + copied
+    assert tokens[0, candidates:].tolist() == ([8, 9, 7] * 22)[:copied]
 
 
 def test_other_mixtures_draft_between_the_cycles(device_engine, folders):
