@@ -77,6 +77,7 @@ def test_a_failed_capture_leaves_the_ranks_in_step(monkeypatch):
         cache = target.new_cache(4)
         place = cache.batch([cache.allocate(40)], [0])
         tree = TreeBatch.chains([[5, 6, 7]], target.device, masked=True)
+        torch.cuda.synchronize(target.device)  # passes run on another stream than wrote all this
 
         def run():
             runs.append(target.forward(tree, cache, place).scores.clone())
@@ -140,6 +141,7 @@ def test_no_thread_of_torch_judges_the_collectives(monkeypatch):
     group.Options = lambda: None
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", group, raising=False)
+    monkeypatch.setattr(torch.distributed, "FileStore", lambda *_: SimpleNamespace(set_timeout=lambda _: None))
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     before = dict(os.environ)
     Collectives("/nowhere/ranks", 0, 1, torch.device("cuda"))
