@@ -27,7 +27,7 @@ from specengine.tensor_parallel.device.passes import DevicePasses
 from specengine.tensor_parallel.group import Group
 from specengine.tensor_parallel.messages import PassStates, Resize
 from specengine.tensor_parallel.parallel_states import ParallelStates
-from specengine.tensor_parallel.passes import HostPasses, RankPass
+from specengine.tensor_parallel.passes import HostPasses, Passes, RankPass
 from specengine.tensor_parallel.shard_decoder import shard_decoder
 from specengine.tensor_parallel.shards import ShardBounds, ShardLoader
 from specengine.utils.cuda_graphs import DeviceGraphs
@@ -45,7 +45,7 @@ class ParallelTransformer(Transformer):
         device: torch.device,
         ops: Ops,
         group: Group,
-        passes: HostPasses | DevicePasses,
+        passes: Passes,
         bounds: ShardBounds,
         *,
         rope: RopeTables | None = None,
@@ -127,7 +127,7 @@ class ParallelCache(KVCache):
     def __init__(
         self,
         group: Group,
-        passes: HostPasses | DevicePasses,
+        passes: Passes,
         bounds: ShardBounds,
         whole: ModelConfig,
         dtype: torch.dtype,

@@ -58,7 +58,7 @@ class Passes(Protocol):
 class HostPasses:
     """Passes of the CPU."""
 
-    add = None
+    add: Add | None = None
 
     def __init__(self, group: Group) -> None:
         self._group = group

@@ -18,11 +18,8 @@ from tests.cuda_standin.device import CUDA, Device
 from tests.cuda_standin.install import standing_in
 from tests.cuda_standin.tensors import DeviceTensor
 from tests.simulator.build import simulator
+from tests.tensor_parallel.simulated import command
 
-COMMAND = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tests.tensor_parallel.captured import main; main()  # specengine.tensor_parallel.worker"
-)
 RANKS = 2
 
 
@@ -70,7 +67,7 @@ def captured_ranks(patch: pytest.MonkeyPatch) -> Iterator[Device]:
         patch.setattr(StandinCollectives, "device", device, raising=False)
         for module in (passes, follower):
             patch.setattr(module, "Collectives", StandinCollectives)
-        patch.setattr(rank_processes, "_COMMAND", COMMAND)
+        patch.setattr(rank_processes, "_COMMAND", command("tests.tensor_parallel.captured"))
         patch.setattr(torch.cuda, "device_count", lambda: RANKS)
         patch.setattr(torch.cuda, "set_device", lambda _: None)
         patch.setattr(worker, "ops_for", standin_ops)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +13,20 @@ from specengine.utils import host_memory
 from tests.backends import use_core
 from tests.simulator.build import simulator
 
-COMMAND = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from tests.tensor_parallel.simulated import main; main()  # specengine.tensor_parallel.worker"
-)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def command(module: str) -> str:
+    """The code of a rank's process that runs main() of a module of the tests, whose package is installed nowhere."""
+    return (
+        f"import json, sys; sys.path[:] = [*json.loads(sys.argv[1]), {str(ROOT)!r}]; "
+        f"from {module} import main; main()  # specengine.tensor_parallel.worker"
+    )
 
 
 def simulate_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the ranks of later models run the CUDA kernels on the simulator, as the caller does."""
-    monkeypatch.setattr(rank_processes, "_COMMAND", COMMAND)
+    monkeypatch.setattr(rank_processes, "_COMMAND", command("tests.tensor_parallel.simulated"))
 
 
 def main() -> None:

@@ -103,6 +103,7 @@ def test_a_wait_for_a_device_tells_of_a_rank_that_ended_meanwhile():
         passes.wait_for(ended)
 
 
+@ON_THE_SIMULATOR
 def test_collectives_are_aborted_when_a_rank_ends_whatever_the_first_waits_for(monkeypatch):
     others, aborted, released = {child.pid for child in ranks()}, threading.Event(), threading.Event()
 
@@ -120,6 +121,7 @@ def test_collectives_are_aborted_when_a_rank_ends_whatever_the_first_waits_for(m
         released.set()
 
 
+@ON_THE_SIMULATOR
 def test_a_dropped_model_ends_its_collectives(monkeypatch):
     aborted = threading.Event()
     with captured_ranks(monkeypatch):

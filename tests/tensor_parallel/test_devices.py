@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from specengine import Engine, RankFailed
-from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import TreeBatch
 from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import load_model
@@ -111,19 +110,26 @@ def test_pages_of_an_earlier_prompt_hold_in_every_rank(load):
     assert several.cache.k.nbytes == one.cache.k.nbytes // 2  # of as many pages
 
 
+def scores(target):
+    """Of 30 rows of one chain."""
+    cache = target.new_cache(4)
+    place = cache.batch([cache.allocate(40)], [0])
+    return target.forward(TreeBatch.chains([[*range(5, 35)]], target.device, masked=True), cache, place).scores
+
+
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_sums_over_ranks_are_within_the_rounding_of_another_order(load, tmp_path, size):
-    folder, outputs = four_heads(tmp_path), []
-    for processes in (1, size):
-        target = load(folder, processes, strict=False, dtype="bfloat16").target
-        cache = target.new_cache(4)
-        assert isinstance(cache, KVCache)
-        place = cache.batch([cache.allocate(40)], [0])
-        tree = TreeBatch.chains([[*range(5, 35)]], target.device, masked=True)
-        outputs.append(target.forward(tree, cache, place).scores)
-    one, several = outputs
+    folder = four_heads(tmp_path)
+    one, several = (scores(load(folder, ranks, strict=False, dtype="bfloat16").target) for ranks in (1, size))
     error = (several - one).abs().max() / one.abs().max()
     assert 0 < error < 0.02  # of bfloat16's 0.004 per rounding; without a rank's part it is about 1
+
+
+@pytest.mark.full
+def test_the_shared_expert_of_a_mixture_is_summed_too(load):
+    one, several = (scores(load("random:tiny-qwen2-moe", ranks, strict=False).target) for ranks in (1, 2))
+    error = (several - one).abs().max() / one.abs().max()
+    assert 0 < error < 1e-4  # float32
 
 
 def test_a_device_that_ends_ends_all_with_its_reason(load):

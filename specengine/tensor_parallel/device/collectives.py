@@ -28,7 +28,7 @@ class Collectives:
     def __init__(self, path: str, rank: int, size: int, device: torch.device) -> None:
         """Waits for all ranks.  path: of a file by which they find each other. Raises RuntimeError without one."""
         self._size = size
-        # A group of our own, and not torch's default one, which belongs to the caller. Its stub types lack all methods.
+        # This group is not torch's default one, which belongs to the caller. Torch's stubs give groups no methods: Any.
         store = distributed.FileStore(path, size)
         store.set_timeout(CONNECTING)
         if device.type == "cuda":

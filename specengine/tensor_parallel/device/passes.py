@@ -51,7 +51,7 @@ class DevicePasses(DeviceGraphs):
             shutil.rmtree(folder)
         group.call_after_end(self._collectives.abort)
         self.gather: Gather = self._collectives.gather
-        self.add: Add = self._collectives.add
+        self.add: Add | None = self._collectives.add
 
     @contextmanager
     def run(self, rank_pass: RankPass) -> Iterator[None]:
