@@ -14,6 +14,7 @@ int64_t level_stride(const ExpandBackbone& op) { return op.top_tokens.shape[2] *
 void build_tree(const ExpandBackbone& op, int64_t b) {
   const int64_t T = op.logits.shape[1], C = op.thresholds.shape[0], N = op.trees.tokens.shape[1];
   const int64_t stride = level_stride(op), words = op.trees.ancestors.shape[2];
+  const int32_t* ids = op.token_ids.given() ? op.token_ids.as<int32_t>() : nullptr;
   int32_t* tokens = op.trees.tokens.as<int32_t>() + b * N;
   int32_t* parents = op.trees.parents.as<int32_t>() + b * N;
   int32_t* depths = op.trees.depths.as<int32_t>() + b * N;
@@ -34,7 +35,8 @@ void build_tree(const ExpandBackbone& op, int64_t b) {
     const int32_t parent = backbone;
     backbone = count;
     for (int32_t i = 0; i < op.widths.as<int32_t>()[bin]; ++i, ++count) {
-      tokens[count] = level_tokens[i], parents[count] = parent, depths[count] = static_cast<int32_t>(t) + 1;
+      tokens[count] = ids == nullptr ? level_tokens[i] : ids[level_tokens[i]];
+      parents[count] = parent, depths[count] = static_cast<int32_t>(t) + 1;
       scores[count] = scores[parent] + log_probs[i];
       for (int64_t w = 0; w < words; ++w) ancestors[count * words + w] = ancestors[parent * words + w];
       ancestors[count * words + count / 32] |= 1u << (count % 32);

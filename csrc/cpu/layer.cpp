@@ -1,6 +1,7 @@
 // Row-wise ops: one task owns one row, and every reduction of a row is in the order of its columns.
 #include "ops/layer.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "cpu/parallel_for.h"
@@ -120,7 +121,7 @@ void rope_cache(const RopeCache& op) {
                   slot = length + op.cache.first_node + m - row_start[b];
     const float* cos = op.cos.as<float>() + position * half;
     const float* sin = op.sin.as<float>() + position * half;
-    const float* row = op.qkv.as<float>() + m * op.qkv.shape[1];
+    const float* row = op.qkv.as<float>() + m * op.qkv.shape[1] + op.first;
     const float* keys = row + H * stride;
     const HeadNorm q_norm(op.q_norm, row, H, D, op.eps), k_norm(op.k_norm, keys, K, D, op.eps);
     for (int64_t h = 0; h < H; ++h) {
@@ -139,14 +140,15 @@ void rope_cache(const RopeCache& op) {
 }  // namespace
 
 void run(const RmsNorm& op) {
-  const int64_t C = op.residual.shape[1];
-  const float* weight = op.weight.as<float>();
+  const int64_t C = op.residual.shape[1], layers = op.kept.given() ? op.kept.shape[1] : 0;
   parallel_for(op.residual.shape[0], [&](int64_t m) {
+    const float* weight = op.weight.as<float>() + m % op.weights() * C;
     float* x = op.residual.as<float>() + m * C;
     if (op.delta.defined()) {
       const float* delta = op.delta.as<float>() + m * C;
       for (int64_t c = 0; c < C; ++c) x[c] += delta[c];
     }
+    if (layers > 0) std::copy(x, x + C, op.kept.as<float>() + (m * layers + op.place) * C);
     const float scale = inverse_rms(x, C, op.eps);
     fill_activation(op.out, m, C, [&](float* out) {
       for (int64_t c = 0; c < C; ++c) out[c] = x[c] * scale * weight[c];

@@ -45,6 +45,8 @@ struct ExpandBackbone {
   TensorView top_scores;  // [B, T, S, max(widths)] float32, workspace
   TensorView sums;        // [B, T, S] float32, workspace
   TensorView arrived;     // [B] int32, workspace, 0 before and after
+  // [V] int32, the tokens that trees have in place of those of the logits; None: the same
+  OptionalTensor token_ids = {};
 
   Device validate() const {
     Checker check;
@@ -53,6 +55,7 @@ struct ExpandBackbone {
     check(root, "root", {DType::kInt32}, {B});
     check(thresholds, "thresholds", {DType::kFloat32}, {C});
     check(widths, "widths", {DType::kInt32}, {C + 1});
+    check.optional(token_ids, "token_ids", {DType::kInt32}, {V});
     trees.validate(check, B, N);
     const int64_t parts = (V + kVocabularyPart - 1) / kVocabularyPart;
     check(top_tokens, "top_tokens", {DType::kInt32}, {B, T, parts, k});

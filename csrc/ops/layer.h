@@ -1,5 +1,7 @@
 // The small row-wise ops of a decoder layer: RMSNorm with residual, SiLU gate, RoPE with cache write.
 #pragma once
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/isa.h"
 #include "ops/kv_cache.h"
@@ -18,21 +20,34 @@ inline void check_activation(Checker& check, const TensorView& out, Dim& M, cons
   check(out, "out", {DType::kFloat32, DType::kUInt8}, {M, columns});
 }
 
+// Checks kept [M, L, C], of whose L layers `place` is written.
+inline void check_kept(Checker& check, const OptionalTensor& kept, int64_t place, Dim& M, Dim& C) {
+  Dim L{"L"};
+  check.optional(kept, "kept", {DType::kFloat32}, {M, L, C});
+  if (kept.given() && (place < 0 || place >= L)) fail("place: expected 0 to ", L - 1, ", got ", place);
+}
+
 // residual += delta (if given); out = residual / sqrt(mean(residual^2) + eps) * weight, row by row.
 struct RmsNorm {
   TensorView residual;   // [M, C] float32, written if delta is given
   OptionalTensor delta;  // [M, C] float32
-  TensorView weight;     // [C] float32
+  TensorView weight;     // [C] float32; or [P * C], of every P rows in turn
   TensorView out;        // [M, C], see check_activation; written
   float eps;
+  OptionalTensor kept = {};  // [M, L, C] float32, whose layer `place` becomes the residual
+  int64_t place = 0;
+
+  int64_t weights() const { return weight.shape[0] / std::max<int64_t>(1, residual.shape[1]); }
 
   Device validate() const {
     Checker check;
-    Dim M{"M"}, C{"C"};
+    Dim M{"M"}, C{"C"}, W{"P * C"};
     check(residual, "residual", {DType::kFloat32}, {M, C});
     check.optional(delta, "delta", {DType::kFloat32}, {M, C});
-    check(weight, "weight", {DType::kFloat32}, {C});
+    check(weight, "weight", {DType::kFloat32}, {W});
+    if (W < C || W != weights() * C) fail("weight: expected shape [C=", C.value, "] or a multiple, got [", W.value, "]");
     check_activation(check, out, M, C);
+    check_kept(check, kept, place, M, C);
     return check.device();
   }
 };
@@ -103,6 +118,7 @@ struct RopeCache {
   KvCacheView cache;      // one layer, written
   TensorView q;           // [M, H, D] float32, written
   float eps;
+  int64_t first = 0;  // column at which k begins where H is 0: qkv may have more columns on both sides then
 
   // Whether each head of q is followed by a gate, which GateHeads reads.
   bool gated() const {
@@ -115,7 +131,12 @@ struct RopeCache {
     const Device device = cache.validate(check);
     check(q, "q", {DType::kFloat32}, {M, H, cache.dim()});
     const bool with_gates = gated();
-    check(qkv, "qkv", {DType::kFloat32}, {M, ((with_gates ? 2 * H : H) + 2 * cache.heads()) * cache.dim()});
+    const int64_t needed = ((with_gates ? 2 * H : H) + 2 * cache.heads()) * cache.dim();
+    Dim columns{"columns"};
+    H == 0 ? check(qkv, "qkv", {DType::kFloat32}, {M, columns}) : check(qkv, "qkv", {DType::kFloat32}, {M, needed});
+    if (first < 0 || first + needed > qkv.shape[1]) {
+      fail("first: ", needed, " columns from ", first, " on do not fit into ", qkv.shape[1]);
+    }
     check(cos, "cos", {DType::kFloat32}, {T, half});
     check(sin, "sin", {DType::kFloat32}, {T, half});
     const int64_t most = cache.dim() / 2;

@@ -252,7 +252,7 @@ struct PackCoded {
 // out[M, C] = rows `ids` of a weight: the embedding lookup on packed weights, so that a tied head is stored once.
 struct GatherRows {
   TensorView weight;  // any format; on CUDA [N, C] as it is
-  TensorView ids;     // [M] int32; on CUDA an id that is no row of the weight (-1 for padding) gives zeros
+  TensorView ids;     // [M] int32; on CUDA also int64, and an id that is no row of the weight (-1: padding) gives zeros
   TensorView out;     // [M, C] float32, written; on CUDA also bfloat16 or float16
 
   Device validate() const {
@@ -262,7 +262,8 @@ struct GatherRows {
                             : check(out, "out", {DType::kFloat32}, {M, C});
     for_cuda(weight.device) ? check_row_major(check, weight, "weight", N, C)
                             : check_weight(check, weight, "weight", P, C);
-    check(ids, "ids", {DType::kInt32}, {M});
+    for_cuda(weight.device) ? check(ids, "ids", {DType::kInt32, DType::kInt64}, {M})
+                            : check(ids, "ids", {DType::kInt32}, {M});
     return check.device();
   }
 };

@@ -458,7 +458,9 @@ def coded_linear(
 def coded_linear_argmax(
     x: Tensor, weight: Tensor, form: CodedForm, bias: Tensor | None, ids: Tensor, keys: Tensor, rows: int
 ) -> None: ...
-def rms_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float) -> None: ...
+def rms_norm(
+    residual: Tensor, delta: Tensor | None, weight: Tensor, out: Tensor, eps: float, kept: Tensor | None, place: int
+) -> None: ...
 def gather_norm(
     weight: Tensor,
     ids: Tensor,
@@ -481,6 +483,7 @@ def rope_cache(
     cache: KVCacheView,
     q: Tensor,
     eps: float,
+    first: int,
 ) -> None: ...
 def gate_heads(qkv: Tensor, heads: Tensor) -> None: ...
 def gated_delta(
@@ -582,6 +585,7 @@ def expand_backbone(
     top_scores: Tensor,
     sums: Tensor,
     arrived: Tensor,
+    token_ids: Tensor | None,
 ) -> None: ...
 def draft_tree(
     weights: EagleWeights,
@@ -630,8 +634,8 @@ def pair_rows(
     depths: Tensor,
     ancestors: Tensor,
     last: Tensor,
-    roots: Tensor,
     ends: Tensor,
+    blocks: Tensor | None,
     unread: int,
 ) -> None: ...
 def keep_pairs(
@@ -713,6 +717,7 @@ def grow_level(
     candidates: CandidateColumns,
     before: BeamRows,
     after: BeamRows,
+    origin: Tensor | None,
     first: int,
     first_node: int,
 ) -> None: ...
@@ -726,6 +731,7 @@ def expand_level(
     candidates: CandidateColumns,
     before: BeamRows,
     after: BeamRows,
+    origin: Tensor | None,
     first: int,
     first_node: int,
 ) -> None: ...

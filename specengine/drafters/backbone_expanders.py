@@ -22,18 +22,21 @@ class BackboneExpanders:
         self._thresholds = thresholds
         self._made: dict[tuple[int, int], tuple[BackboneExpander, torch.Tensor]] = {}  # and roots, by B and T
 
-    def __call__(self, logits: torch.Tensor) -> BackboneTrees:
-        """Returns trees in the drafter's tokens, of logits float32 [B, T, Vd]; the caller sets the roots.
+    def __call__(
+        self, logits: torch.Tensor, roots: torch.Tensor | None = None, token_ids: torch.Tensor | None = None
+    ) -> BackboneTrees:
+        """Returns trees of logits float32 [B, T, Vd]; the next call with the same B and T overwrites them.
 
-        The next call with the same B and T overwrites them.
+        roots: int32 [B]; None: the caller sets them.  token_ids: int32 [Vd], the target's tokens; None: trees have the
+        drafter's.
         """
         batch, levels, vocab = logits.shape
         key = (batch, levels)
         if key not in self._made:
             expander = BackboneExpander(batch, levels, vocab, self._widths, self._thresholds, logits.device)
             self._made[key] = expander, torch.zeros(batch, dtype=torch.int32, device=logits.device)
-        expander, roots = self._made[key]
-        return expander(logits, roots)
+        expander, unset = self._made[key]
+        return expander(logits, unset if roots is None else roots, token_ids)
 
 
 def scored_trees(

@@ -76,8 +76,11 @@ class BackboneExpander:
             torch.zeros(batch, dtype=torch.int32, device=device),
         )
 
-    def __call__(self, logits: torch.Tensor, root: torch.Tensor) -> BackboneTrees:
-        _C.expand_backbone(logits, root, *self._settings, self._written, *self._workspace)
+    def __call__(
+        self, logits: torch.Tensor, root: torch.Tensor, token_ids: torch.Tensor | None = None
+    ) -> BackboneTrees:
+        """token_ids: int32 [V], the tokens that trees have in place of those of the logits; None: the same."""
+        _C.expand_backbone(logits, root, *self._settings, self._written, *self._workspace, token_ids)
         return self.trees
 
 

@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from specengine import _C
 from specengine._C import PAGE_SIZE, KVCacheView
 
+Kept = tuple[torch.Tensor, int]  # float32 [M, L, C], and which of its L layers becomes the residual
 
-def rms_norm(residual, delta, weight, out, eps: float) -> None:
+
+def rms_norm(residual, delta, weight, out, eps: float, kept: Kept | None = None) -> None:
     """residual[M, C] += delta (where given); out[M, C] = residual / sqrt(mean(residual^2) + eps) * weight[C].
 
-    out: rows for the next linear layer: float32 or quantised on the CPU, the layer's weight dtype on CUDA.
+    weight: or [P * C], weights of every P rows in turn.  out: rows for the next linear layer: float32 or quantised on
+    the CPU, the layer's weight dtype on CUDA.  kept: layers float32 [M, L, C], and which of them becomes the residual.
     """
-    _C.rms_norm(residual, delta, weight, out, eps)
+    layers, place = kept or (None, 0)
+    _C.rms_norm(residual, delta, weight, out, eps, layers, place)
 
 
 def silu_mul(gate_up, out) -> None:
@@ -33,18 +37,18 @@ def clamped_swiglu(gate_up, out, limit: float, alpha: float) -> None:
     _C.clamped_swiglu(gate_up, out, limit, alpha)
 
 
-def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
+def rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float, first: int = 0) -> None:
     """Rotates q and k of qkv [M, (H + 2K) D] to position length + depth, writes k and v to slot length + node index.
 
     qkv may be [M, (2H + 2K) D]: each head of q is followed by its gate, which gate_heads reads.
     cos, sin: [T, R/2]; the first R components of a head are rotated.  q_norm, k_norm: RMSNorm
     weights before the rotation, [D], a norm for each head (Qwen3), or [H D] and [K D], one norm for all heads (OLMoE);
     None: no norm.  depths: int32 [M].  cache: one layer; K = 0: queries alone are rotated.
-    q: [M, H, D], written.
+    q: [M, H, D], written.  first: the column where k begins; H = 0: columns that other calls read may lie around it.
     Raises ValueError if a slot has no page or a position no row in cos. CUDA does not: there a row of depth -1, or
     behind the last request's rows, is padding; its q becomes 0 and the cache stays as it is.
     """
-    _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache, q, eps)
+    _C.rope_cache(qkv, cos, sin, q_norm, k_norm, depths, cache, q, eps, first)
 
 
 def gate_heads(qkv, heads) -> None:
@@ -55,9 +59,13 @@ def gate_heads(qkv, heads) -> None:
     _C.gate_heads(qkv, heads)
 
 
-def rms_norm_reference(residual, delta, weight, out, eps: float) -> None:
+def rms_norm_reference(residual, delta, weight, out, eps: float, kept: Kept | None = None) -> None:
     if delta is not None:
         residual.add_(delta)
+    if kept is not None:
+        kept[0][:, kept[1]] = residual
+    weight = weight.view(-1, residual.shape[1])
+    weight = weight.repeat(-(-len(residual) // len(weight)), 1)[: len(residual)]
     out.copy_(_normalise(residual, weight, eps))
 
 
@@ -72,7 +80,7 @@ def clamped_swiglu_reference(gate_up, out, limit: float, alpha: float) -> None:
     out.copy_((up + 1) * gate * (alpha * gate).sigmoid())
 
 
-def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float) -> None:
+def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheView, q, eps: float, first=0) -> None:
     k_cache, v_cache, block_table, lengths, row_start, first_node = cache
     rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
@@ -81,9 +89,11 @@ def rope_cache_reference(qkv, cos, sin, q_norm, k_norm, depths, cache: KVCacheVi
     request, node, depths = request[real], node[real], depths[real]
     position = (lengths[request] + depths).long()
     slot = (lengths[request] + first_node + node).long()
-    qkv = qkv.view(rows, -1, dim)[real]
+    if heads == 0:
+        qkv = qkv[:, first : first + 2 * kv_heads * dim]
+    qkv = qkv.reshape(rows, -1, dim)[real]
     query, key, value = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
-    query = query[:, :: query.shape[1] // heads]
+    query = query[:, :: max(1, query.shape[1] // max(1, heads))]
     q.zero_()
     q[real] = _rotate(query, q_norm, cos[position], sin[position], eps)
     page = block_table[request, slot // PAGE_SIZE].long()

@@ -17,6 +17,7 @@ from specengine.draft_trees.token_masks import unpack_masks
 from specengine.ops.coded.linear import coded_linear, coded_linear_argmax
 from specengine.ops.coded.weight import FORMS
 from specengine.ops.experts.moe import ExpertProjection
+from specengine.ops.growth.add_delta import rounded
 from specengine.ops.weight import Projection
 
 CPU_VARIANT = 0  # the CPU has one kernel, CUDA several
@@ -76,19 +77,25 @@ def rows_for(x: torch.Tensor, layer: Projection | ExpertProjection) -> torch.Ten
 
 
 def linear_cuda(
-    x: torch.Tensor, layer: Projection, choices: VariantChooser, masks: torch.Tensor | None = None
+    x: torch.Tensor,
+    layer: Projection,
+    choices: VariantChooser,
+    masks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x[M, C] @ weight^T + bias, float32 [M, N], with x rounded to the weights' dtype.
 
     The layer's weights are floats [N, C], multiplied in the way that `choices` chose, or codes (coded_linear). A row's
-    bits do not depend on M if the choices are strict. Raises ValueError for masks, which the host completes after the
-    product.
+    bits do not depend on M if the choices are strict.  out: is written and returned.
+    Raises ValueError for masks, which the host completes after the product.
     """
     if masks is not None:
         raise ValueError("masks: expected None on cuda, got a tensor")
     if layer.columns is not None:
         x = x[:, layer.columns]
-    out, first = torch.empty(x.shape[0], layer.rows, device=x.device), 0
+    first = 0
+    if out is None:
+        out = torch.empty(x.shape[0], layer.rows, device=x.device)
     for weight in layer.weights:
         if weight.format in FORMS:
             coded_linear(x, weight, layer.bias, out, first)
@@ -100,7 +107,7 @@ def linear_cuda(
 
 def multiply(x, weight, bias, out, first: int, variant: int) -> None:
     """out[:, first : first + N] = x @ weight[N, C]^T + bias of these columns, by a variant of the kernel or LIBRARY."""
-    x = x.to(weight.dtype)
+    x = rounded(x, weight.dtype)
     if variant != LIBRARY:
         _C.linear(x, weight, bias, out, first, len(weight), variant, None)
         return

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specengine import _C
 from specengine.utils.host_memory import is_host
 
 
@@ -36,13 +37,38 @@ def confidence(logits: torch.Tensor) -> list[float]:
     return (rows.amax(-1) - rows.logsumexp(-1)).exp().tolist()
 
 
-def take_rows(rows: torch.Tensor, picked: Sequence[int] | torch.Tensor) -> torch.Tensor:
-    """rows[picked], in memory of its own."""
+def take_rows(
+    rows: torch.Tensor, picked: Sequence[int] | torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """rows[picked], in memory of its own.
+
+    rows: of floats.  picked: a tensor is int32 or int64.  dtype: to which a device rounds them; None: that of rows.
+    """
     array = _array(rows)
     if isinstance(array, np.ndarray):
         places = _array(picked) if isinstance(picked, torch.Tensor) else np.array(picked, dtype=np.intp)
         return torch.from_numpy(array.take(places, axis=0))
-    return array[picked if isinstance(picked, torch.Tensor) else list(picked)]
+    if not isinstance(picked, torch.Tensor):
+        return array[list(picked)]
+    out = torch.empty(len(picked), *rows.shape[1:], dtype=dtype or rows.dtype, device=rows.device)
+    _C.gather_rows(rows.contiguous().view(len(rows), -1), picked, out.view(len(picked), -1))
+    return out
+
+
+class FixedRows:
+    """Takes rows whose numbers the host knows; makes them once on a device, since captured graphs hold on to them."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def take(self, rows: torch.Tensor, picked: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """As take_rows."""
+        if is_host(rows.device):
+            return take_rows(rows, picked)
+        key = tuple(picked)
+        if key not in self._made:
+            self._made[key] = torch.tensor(key, dtype=torch.int32, device=rows.device)
+        return take_rows(rows, self._made[key], dtype)
 
 
 def divided(rows: torch.Tensor, divisor: float) -> torch.Tensor:

@@ -24,6 +24,7 @@ TYPES = {
     "u8": (torch.uint8,),
     "float": FLOATS,
     "any": ANY,
+    "int": (torch.int32, torch.int64),
 }
 WORKSPACE = 1024  # floats that the fake attention asks for: any number shows whether the caller provides them
 
@@ -55,7 +56,7 @@ SAMPLED = (
 PATHS = "path: i32[B,N]  path_length: i32[B]  bonus: i32[B]  relaxed: i32[B]"
 
 OPS = {
-    "gather_rows": Op("weight: float[V,C]  ids: i32[M]  out: float[M,C]", ("gather_rows",)),
+    "gather_rows": Op("weight: float[V,C]  ids: int[M]  out: float[M,C]", ("gather_rows",)),
     "linear": Op("x: float[M,C]  weight: float[W,C]  bias?: f32[N]  out: f32[M,N]  masks?: i32[M,W/32]", ("linear",)),
     "linear_argmax": Op(
         "x: float[M,C]  weight: float[W,C]  bias?: f32[W]  masks?: i32[M,W/32]  ids: i32[M]  keys: i64[M]",
@@ -96,7 +97,9 @@ OPS = {
         "y: f32[P,C]  places: i32[M,k]  weights: f32[M,k]  shared?: f32[M,C]  shared_scale?: f32[M]  out: f32[M,C]",
         ("combine_experts",),
     ),
-    "rms_norm": Op("residual: f32[M,C]  delta?: f32[M,C]  weight: f32[C]  out: float[M,C]", ("rms_norm",)),
+    "rms_norm": Op(
+        "residual: f32[M,C]  delta?: f32[M,C]  weight: f32[W]  out: float[M,C]  kept?: f32[M,L,C]", ("rms_norm",)
+    ),
     "gather_norm": Op(
         "weight: float[V,C]  ids: i32[M]  residual: f32[M,C]  norm: f32[C]  out: float[M,C]  kept?: f32[M,L,C]",
         ("gather_norm",),
@@ -121,7 +124,8 @@ OPS = {
     "expand_backbone": Op(
         "logits: f32[B,L,V]  root: i32[B]  thresholds: f32[C]  widths: i32[C+1]  "
         "tokens: i32[B,N]  parents: i32[B,N]  depths: i32[B,N]  scores: f32[B,N]  ancestors: i32[B,N,N/32]  "
-        "node_counts: i32[B]  top_tokens: i32[B,L,S,k]  top_scores: f32[B,L,S,k]  sums: f32[B,L,S]  arrived: i32[B]",
+        "node_counts: i32[B]  top_tokens: i32[B,L,S,k]  top_scores: f32[B,L,S,k]  sums: f32[B,L,S]  arrived: i32[B]  "
+        "token_ids?: i32[V]",
         ("expand_backbone",),
     ),
     "select_nodes": Op(
@@ -132,16 +136,16 @@ OPS = {
     ),
     "pair_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  counts: i32[B]  first: i32[B]  tokens: i32[M]  parents: i32[M]  "
-        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B]  roots: i32[B,1]  ends: i32[2,B]",
+        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B]  ends: i32[3,B]  blocks?: i32[B,S]",
         ("pair_rows",),
     ),
     "keep_pairs": Op(
-        "rows: f32[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  history_length: i32[B]  "
+        "rows: float[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  history_length: i32[B]  "
         "kept: float[slots,R,C]  counts: i32[slots]  first: i32[slots]",
         ("keep_pairs",),
     ),
     "keep_last": Op(
-        "rows: f32[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  kept: f32[slots,C]  "
+        "rows: float[M,C]  row_start: i32[B+1]  path: i32[B,N]  path_length: i32[B]  kept: f32[slots,C]  "
         "known: i32[slots]",
         ("keep_last",),
     ),
@@ -160,7 +164,7 @@ OPS = {
     "text_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  active: i32[B]  block_table: i32[B,P]  first: i32[B]  "
         "tokens: i32[M]  parents: i32[M]  depths: i32[M]  ancestors: i32[M,W]  lengths: i32[M]  "
-        "block_table: i32[M,P]  ancestors: i32[M,1]  last: i64[B]  counts: i32[5,B]",
+        "block_table: i32[M,P]  ancestors: i32[M,1]  last: i64[B,slots]  counts: i32[5,B]",
         ("text_rows",),
     ),
     "join_rows": Op(
@@ -172,7 +176,7 @@ OPS = {
         "best_tokens: i32[best,k]  best_scores: f32[best,k]  token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  "
         "known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  "
         "tokens: i32[R]  depths: i32[R]  ancestors: i32[R,W]  above: i64[R]  beam: i32[B,w]  tokens: i32[next]  "
-        "depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",
+        "depths: i32[next]  ancestors: i32[next,W]  above: i64[next]  origin?: i64[R]",
         ("grow_level",),
     ),
     "expand_level": Op(
@@ -180,7 +184,8 @@ OPS = {
         "sums: f32[R,S]  arrived: i32[B]  "
         "token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  "
         "depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  tokens: i32[R]  depths: i32[R]  ancestors: i32[R,W]  "
-        "above: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  ancestors: i32[next,W]  above: i64[next]",
+        "above: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  ancestors: i32[next,W]  above: i64[next]  "
+        "origin?: i64[R]",
         ("expand_level",),
     ),
     "add_copies": Op(

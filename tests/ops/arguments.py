@@ -94,12 +94,15 @@ def linear_argmax_quantised() -> Arguments:
 
 
 def rms_norm() -> Arguments:
-    return {"residual": randn(3, 6), "delta": randn(3, 6), "weight": randn(6), "out": torch.zeros(3, 6), "eps": 1e-5}
+    kept = {"kept": torch.zeros(3, 2, 6), "place": 1}
+    rows = {"residual": randn(3, 6), "delta": randn(3, 6), "weight": randn(6), "out": torch.zeros(3, 6)}
+    return {**rows, "eps": 1e-5, **kept}
 
 
 def rms_norm_quantised() -> Arguments:
     x = {"residual": randn(3, 64), "delta": randn(3, 64), "weight": randn(64)}
-    return {**x, "out": torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8), "eps": 1e-5}
+    out = torch.zeros(3, 2, _C.ROW_BLOCK_BYTES, dtype=torch.uint8)
+    return {**x, "out": out, "eps": 1e-5, "kept": torch.zeros(3, 2, 64), "place": 1}
 
 
 def silu_mul() -> Arguments:
@@ -147,7 +150,8 @@ def combine_experts() -> Arguments:
 def rope_cache() -> Arguments:
     cache = make_cache(TREES, LENGTHS, 2, 8, torch.float32).view()._asdict()
     tables = {"cos": randn(90, 4), "sin": randn(90, 4), "q_norm": randn(8), "k_norm": randn(8)}
-    return {"qkv": randn(8, 64), **tables, "depths": depths_of(TREES), **cache, "q": torch.zeros(8, 4, 8), "eps": 1e-5}
+    depths, q = depths_of(TREES), torch.zeros(8, 4, 8)
+    return {"qkv": randn(8, 64), **tables, "depths": depths, **cache, "q": q, "eps": 1e-5, "first": 0}
 
 
 def tree_attention() -> Arguments:
@@ -420,6 +424,7 @@ def expand_backbone() -> Arguments:
         "top_scores": torch.zeros(2, 2, 1, 3),
         "sums": torch.zeros(2, 2, 1),
         "arrived": ints(0, 0),
+        "token_ids": torch.arange(10, dtype=torch.int32) + 5,
     }
 
 
@@ -535,7 +540,8 @@ OPTIONAL = {
         ("combine_experts", "shared_scale"),
     ),
     *(("decoder_pass", "experts"), ("decoder_pass fed", "experts")),
-    *(("rms_norm", "delta"), ("rms_norm quantised", "delta"), ("rope_cache", "q_norm"), ("rope_cache", "k_norm")),
+    *((op, name) for op in ("rms_norm", "rms_norm quantised") for name in ("delta", "kept")),
+    *(("rope_cache", "q_norm"), ("rope_cache", "k_norm"), ("expand_backbone", "token_ids")),
     *(("tree_attention", name) for name in ("ancestors", "workspace", "sinks", "arrived", "upcoming")),
     *(("decoder_pass", "ancestors"), ("gated_delta", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),

@@ -79,7 +79,9 @@ def combine_experts(core: ModuleType, rows: int) -> None:
 
 def rms_norm(core: ModuleType, rows: int) -> None:
     residual, delta = torch.zeros(2, rows, SHAPES.hidden)
-    core.rms_norm(residual, delta, torch.zeros(SHAPES.hidden), torch.empty(rows, SHAPES.hidden, dtype=HALF), 1e-5)
+    core.rms_norm(
+        residual, delta, torch.zeros(SHAPES.hidden), torch.empty(rows, SHAPES.hidden, dtype=HALF), 1e-5, None, 0
+    )
 
 
 def silu_mul(core: ModuleType, rows: int) -> None:
@@ -111,7 +113,7 @@ def rope_cache(core: ModuleType, nodes: int, batch: int) -> None:
     cos, sin = torch.zeros(2, 2 * PAGE_SIZE + rows, SHAPES.head_dim // 2)
     qkv = torch.zeros(rows, (SHAPES.heads + 2 * SHAPES.kv_heads) * SHAPES.head_dim)
     q = torch.empty(rows, SHAPES.heads, SHAPES.head_dim)
-    core.rope_cache(qkv, cos, sin, None, None, tree.depths, cache, q, 1e-5)
+    core.rope_cache(qkv, cos, sin, None, None, tree.depths, cache, q, 1e-5, 0)
 
 
 def tree_attention(core: ModuleType, nodes: int, batch: int, prefix: int) -> None:

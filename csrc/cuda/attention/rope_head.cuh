@@ -14,6 +14,7 @@ constexpr int kPairs = kMaxHeadDim / 2 / kWarp;
 
 struct Rope {
   const float *qkv, *cos, *sin, *q_norm, *k_norm;
+  int64_t columns;  // of qkv
   const int *depths, *block_table, *lengths, *row_start;
   float* q;
   int heads, kv_heads, dim, batch, max_pages, first_node;
@@ -47,7 +48,7 @@ __device__ inline void rope_head(const Rope& op, Cache* k, Cache* v, int row, in
   const bool is_query = head < op.heads, is_value = head >= op.heads + op.kv_heads;
   const int half = op.dim / 2;
   const int place = is_query && op.gates != 0 ? 2 * head : op.gates + head;
-  const float* const queries = op.qkv + static_cast<int64_t>(row) * (op.gates + op.heads + 2 * op.kv_heads) * op.dim;
+  const float* const queries = op.qkv + row * op.columns;
   const float* const from = queries + place * op.dim;
   float a[kPairs], b[kPairs];
 #pragma unroll
@@ -118,11 +119,12 @@ __device__ inline void rope_head(const Rope& op, Cache* k, Cache* v, int row, in
 inline Rope rope_of(const RopeCache& op) {
   const int heads = static_cast<int>(op.q.shape[1]), kv_heads = static_cast<int>(op.cache.heads());
   const auto is_whole = [&](const OptionalTensor& norm) { return norm.defined() && norm.shape[0] > op.cache.dim(); };
-  return {op.qkv.as<float>(),
+  return {op.qkv.as<float>() + op.first,
           op.cos.as<float>(),
           op.sin.as<float>(),
           op.q_norm.as<float>(),
           op.k_norm.as<float>(),
+          op.qkv.shape[1],
           op.depths.as<int>(),
           op.cache.block_table.as<int>(),
           op.cache.lengths.as<int>(),

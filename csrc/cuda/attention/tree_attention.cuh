@@ -100,6 +100,18 @@ __device__ inline int64_t index_of(const Problem& a, const Tile& tile, int pair)
 // The first position that any row of the request sees.
 __device__ inline int first_seen(const Problem& a, int length) { return max(0, length - a.window + 1); }
 
+// The last node that rows up to `row` see: the row itself in a tree, a later one in a block whose rows see each other.
+__device__ inline int last_seen(const Problem& a, const Tile& tile, int row) {
+  const unsigned* bits = a.ancestors + static_cast<int64_t>(tile.first_row + row) * a.words;
+  int last = a.first_node + row;
+#pragma unroll
+  for (int w = 0; w < kMaskWords; ++w) {
+    const unsigned word = w < a.words ? bits[w] : 0;
+    if (word != 0) last = max(last, 32 * w + 31 - __clz(word));
+  }
+  return last;
+}
+
 // The keys that a pair sees at positions [low, high): in the prefix the slots from the result on, in the tree the nodes
 // in bits[kMaskWords]. Past the last pair the result is not used, and cheap.
 __device__ inline int find_visible(const Problem& a, const Tile& tile, int pair, int low, int high, unsigned* bits) {

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   prefetch_and_wait(a);
   const Tile tile = find_tile<kPairs>(a, blockIdx.x);
   if (tile.b < 0) return;
-  const int last_node = a.first_node + min(tile.rows - 1, (tile.first_pair + kPairs - 1) / group_of(a));
+  const int last_node = last_seen(a, tile, min(tile.rows - 1, (tile.first_pair + kPairs - 1) / group_of(a)));
   const int split = blockIdx.z, begin = split_begin(split);
   const int end = min(split_begin(split + 1), tile.length + last_node + 1);
   if (begin >= end || split_begin(split + 1) <= first_seen(a, tile.length)) return;

@@ -9,12 +9,12 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <typename Weight, typename Out>
+template <typename Weight, typename Id, typename Out>
 __global__ void __launch_bounds__(kThreads)
-    gather_rows_kernel(const Weight* weight, const int* ids, Out* out, int64_t rows, int64_t columns) {
+    gather_rows_kernel(const Weight* weight, const Id* ids, Out* out, int64_t rows, int64_t columns) {
   wait_for_previous_kernel();
   const int64_t m = blockIdx.x, column = static_cast<int64_t>(blockIdx.y) * kThreads + threadIdx.x;
-  const int id = ids[m];
+  const Id id = ids[m];
   if (column >= columns) return;
   out[m * columns + column] = from_float<Out>(id >= 0 && id < rows ? to_float(weight[id * columns + column]) : 0.0f);
 }
@@ -36,12 +36,12 @@ __global__ void __launch_bounds__(kMostThreads)
   norm_rows(residual + first, norm, out + first, 1, columns, eps, parts);
 }
 
-template <typename Weight, typename Out>
+template <typename Weight, typename Id, typename Out>
 void launch_for(const GatherRows& op) {
   const int64_t columns = op.out.shape[1];
   const dim3 grid(static_cast<unsigned>(op.ids.shape[0]), static_cast<unsigned>((columns + kThreads - 1) / kThreads));
-  launch({"gather_rows", grid, kThreads, 0, op.weight.stream}, gather_rows_kernel<Weight, Out>, op.weight.as<Weight>(),
-         op.ids.as<int>(), op.out.as<Out>(), op.weight.shape[0], columns);
+  launch({"gather_rows", grid, kThreads, 0, op.weight.stream}, gather_rows_kernel<Weight, Id, Out>,
+         op.weight.as<Weight>(), op.ids.as<Id>(), op.out.as<Out>(), op.weight.shape[0], columns);
 }
 
 }  // namespace
@@ -50,7 +50,10 @@ void run_cuda(const GatherRows& op) {
   if (op.out.numel() == 0) return;
   const DeviceGuard guard(op.weight.device_id);
   with_float_type(op.weight.dtype, [&](auto from) {
-    with_float_type(op.out.dtype, [&](auto to) { launch_for<decltype(from), decltype(to)>(op); });
+    with_float_type(op.out.dtype, [&](auto to) {
+      op.ids.dtype == DType::kInt64 ? launch_for<decltype(from), int64_t, decltype(to)>(op)
+                                    : launch_for<decltype(from), int, decltype(to)>(op);
+    });
   });
 }
 

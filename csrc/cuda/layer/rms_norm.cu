@@ -8,10 +8,12 @@ namespace {
 
 template <typename Out, bool kAligned>
 __global__ void __launch_bounds__(kMostThreads)
-    rms_norm_kernel(float* residual, const float* delta, const float* weight, Out* out, int columns, float eps) {
+    rms_norm_kernel(float* residual, const float* delta, const float* weights, Out* out, float* kept, int64_t kept_step,
+                    int columns, int turns, float eps) {
   SPECENGINE_SHARED(float, scratch, kWarp);
   wait_for_previous_kernel();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * columns;
+  const float* const weight = weights + blockIdx.x % turns * columns;
   const int step = 4 * blockDim.x;
   float sum = 0;
   const auto add = [&](int c, float4& x, const float4& d) {
@@ -19,6 +21,7 @@ __global__ void __launch_bounds__(kMostThreads)
       x = {x.x + d.x, x.y + d.y, x.z + d.z, x.w + d.w};
       store_four<kAligned>(residual + first + c, x, columns - c);
     }
+    if (kept != nullptr) store_four<kAligned>(kept + blockIdx.x * kept_step + c, x, columns - c);
     sum = add_squares(x, sum);
   };
   float4 held[kHeld] = {}, other[kHeld] = {};  // all loads come before the first store, which could alias them
@@ -59,7 +62,8 @@ void launch_for(const RmsNorm& op) {
   const int columns = static_cast<int>(op.residual.shape[1]);
   launch({"rms_norm", static_cast<unsigned>(op.residual.shape[0]), norm_threads(columns), 0, op.residual.stream},
          rms_norm_kernel<Out, kAligned>, op.residual.as<float>(), op.delta.as<float>(), op.weight.as<float>(),
-         op.out.as<Out>(), columns, op.eps);
+         op.out.as<Out>(), kept_layer(op.kept, op.place), kept_step(op.kept), columns, static_cast<int>(op.weights()),
+         op.eps);
 }
 
 }  // namespace
@@ -67,7 +71,7 @@ void launch_for(const RmsNorm& op) {
 void run_cuda(const RmsNorm& op) {
   if (op.residual.numel() == 0) return;
   const DeviceGuard guard(op.residual.device_id);
-  const bool aligned = rows_are_aligned(op.residual.shape[1], {&op.residual, &op.delta, &op.weight, &op.out});
+  const bool aligned = rows_are_aligned(op.residual.shape[1], {&op.residual, &op.delta, &op.weight, &op.out, &op.kept});
   with_float_type(op.out.dtype, [&](auto zero) {
     using Out = decltype(zero);
     aligned ? launch_for<Out, true>(op) : launch_for<Out, false>(op);

@@ -16,6 +16,7 @@ struct Expand {
   const int* root;
   const float* thresholds;
   const int* widths;
+  const int* ids;  // of the target's tokens; nullptr: the same
   int *tokens, *parents, *depths;
   float* scores;
   unsigned* ancestors;
@@ -72,7 +73,8 @@ __device__ void write_node(const Expand& op, int b, int node, int count, const i
     return;
   }
   const int at = level * op.top.width + node - levels[level].first_node;
-  op.tokens[place] = tokens[at], op.parents[place] = level == 0 ? 0 : levels[level - 1].first_node;
+  op.tokens[place] = op.ids == nullptr ? tokens[at] : op.ids[tokens[at]];
+  op.parents[place] = level == 0 ? 0 : levels[level - 1].first_node;
   op.depths[place] = level + 1, op.scores[place] = levels[level].score + log_probs[at];
 }
 
@@ -126,6 +128,7 @@ void run_cuda(const ExpandBackbone& op) {
                       op.root.as<int>(),
                       op.thresholds.as<float>(),
                       op.widths.as<int>(),
+                      op.token_ids.as<int>(),
                       op.trees.tokens.as<int>(),
                       op.trees.parents.as<int>(),
                       op.trees.depths.as<int>(),

@@ -15,6 +15,7 @@ struct Growth {
   int *next_beam, *next_tokens, *next_depths;
   unsigned* next_bits;
   int64_t* next_above;
+  const int64_t* origin;
   int ids, columns, width, children, next, words, first, first_node;
 };
 
@@ -36,6 +37,7 @@ Growth growth_of(const Op& op, int64_t children) {
           op.after.depths.template as<int>(),
           op.after.ancestors.template as<unsigned>(),
           op.after.above.template as<int64_t>(),
+          op.origin.template as<int64_t>(),
           op.token_ids.given() ? static_cast<int>(op.token_ids.shape[0]) : 0,
           static_cast<int>(op.candidates.tokens.shape[1]),
           static_cast<int>(op.before.beam.shape[1]),
@@ -80,7 +82,7 @@ __device__ void open_row(const Growth& op, int b, int i, int place, bool known, 
   const bool used = child.depth >= 0;
   const int node = op.first_node + place;
   op.next_beam[row] = op.first + i, op.next_tokens[row] = used ? child.token : -1, op.next_depths[row] = child.depth;
-  op.next_above[row] = before;
+  op.next_above[row] = op.origin == nullptr ? before : op.origin[before];
 #pragma unroll 1
   for (int w = 0; w < op.words; ++w) {
     const unsigned own = node / 32 == w ? 1u << node % 32 : 0u;

@@ -13,8 +13,8 @@ static_assert(kMaxNodes <= kThreads);
 struct Waiting {
   const int *history, *history_length, *counts, *first;
   int64_t* last;
-  int *roots, *ends;
-  int capacity, unread;
+  int *ends, *blocks;
+  int capacity, unread, block;
 };
 
 __global__ void __launch_bounds__(kThreads) pair_rows_kernel(Waiting from, ChainRows rows) {
@@ -28,14 +28,15 @@ __global__ void __launch_bounds__(kThreads) pair_rows_kernel(Waiting from, Chain
   }
   if (i == 0) {
     from.last[b] = static_cast<int64_t>(b) * rows.nodes + min(max(count - 1, 0), rows.nodes - 1);
-    from.roots[b] = tokens[from.history_length[b] - 1];
-    from.ends[b] = first + count - 1, from.ends[gridDim.x + b] = first + count;
+    const int root = tokens[from.history_length[b] - 1];
+    from.ends[b] = first + count - 1, from.ends[gridDim.x + b] = first + count, from.ends[2 * gridDim.x + b] = root;
+    if (from.blocks != nullptr) from.blocks[static_cast<int64_t>(b) * from.block] = root;
   }
 }
 
-template <typename Kept>
+template <typename Row, typename Kept>
 struct Keep {
-  const float* rows;
+  const Row* rows;
   const int *row_start, *path, *path_length, *history_length;
   Kept* kept;
   int *counts, *first;
@@ -44,17 +45,17 @@ struct Keep {
   bool add;
 };
 
-template <typename Kept>
-__global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep<Kept> op) {
+template <typename Row, typename Kept>
+__global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep<Row, Kept> op) {
   wait_for_previous_kernel();
   const int b = blockIdx.x, i = blockIdx.y, length = op.path_length[b];
   const int before = op.add ? op.counts[b] : 0;
   const int count = min(length, min(op.nodes, op.room - before));
   if (i < count) {
     const int64_t row = op.row_start[b] + max(op.path[static_cast<int64_t>(b) * op.nodes + i], 0);
-    const float* from = op.rows + row * op.columns;
+    const Row* from = op.rows + row * op.columns;
     Kept* to = op.kept + (static_cast<int64_t>(b) * op.room + before + i) * op.columns;
-    for (int64_t c = threadIdx.x; c < op.columns; c += kThreads) to[c] = from_float<Kept>(from[c]);
+    for (int64_t c = threadIdx.x; c < op.columns; c += kThreads) to[c] = from_float<Kept>(to_float(from[c]));
   }
   if (i > 0) return;
   __syncthreads();  // all threads have read the count
@@ -63,16 +64,17 @@ __global__ void __launch_bounds__(kThreads) keep_pairs_kernel(Keep<Kept> op) {
   if (!op.add) op.first[b] = op.history_length[b] - 1 - length;
 }
 
+template <typename Row>
 __global__ void __launch_bounds__(kThreads)
-    keep_last_kernel(const float* rows, const int* row_start, const int* path, const int* path_length, float* kept,
+    keep_last_kernel(const Row* rows, const int* row_start, const int* path, const int* path_length, float* kept,
                      int* known, int nodes, int64_t columns) {
   wait_for_previous_kernel();
   const int64_t b = blockIdx.x;
   const int length = min(path_length[b], nodes);
   if (threadIdx.x == 0) known[b] = length > 0;
   if (length <= 0) return;
-  const float* from = rows + (row_start[b] + max(path[b * nodes + length - 1], 0)) * columns;
-  for (int64_t c = threadIdx.x; c < columns; c += kThreads) kept[b * columns + c] = from[c];
+  const Row* from = rows + (row_start[b] + max(path[b * nodes + length - 1], 0)) * columns;
+  for (int64_t c = threadIdx.x; c < columns; c += kThreads) kept[b * columns + c] = to_float(from[c]);
 }
 
 }  // namespace
@@ -80,11 +82,11 @@ __global__ void __launch_bounds__(kThreads)
 void run_cuda(const PairRows& op) {
   const DeviceGuard guard(op.history.device_id);
   const int64_t B = op.history.shape[0];
-  const Waiting from{op.history.as<int>(),       op.history_length.as<int>(),
-                     op.counts.as<int>(),        op.first.as<int>(),
-                     op.last.as<int64_t>(),      op.roots.as<int>(),
-                     op.ends.as<int>(),          static_cast<int>(op.history.shape[1]),
-                     static_cast<int>(op.unread)};
+  const Waiting from{op.history.as<int>(),        op.history_length.as<int>(),
+                     op.counts.as<int>(),         op.first.as<int>(),
+                     op.last.as<int64_t>(),       op.ends.as<int>(),
+                     op.blocks.as<int>(),         static_cast<int>(op.history.shape[1]),
+                     static_cast<int>(op.unread), op.blocks.given() ? static_cast<int>(op.blocks.shape[1]) : 0};
   const ChainRows rows{op.tokens.as<int>(),
                        op.parents.as<int>(),
                        op.depths.as<int>(),
@@ -100,24 +102,27 @@ void run_cuda(const KeepPairs& op) {
   const int64_t B = op.path.shape[0], N = op.path.shape[1], room = op.kept.shape[1];
   if (B == 0 || N == 0 || room == 0) return;
   const unsigned pairs = static_cast<unsigned>(op.add ? 1 : N < room ? N : room);
-  with_float_type(op.kept.dtype, [&](auto zero) {
-    using Kept = decltype(zero);
-    const Keep<Kept> keep{op.rows.as<float>(),      op.row_start.as<int>(),      op.path.as<int>(),
-                          op.path_length.as<int>(), op.history_length.as<int>(), op.kept.as<Kept>(),
-                          op.counts.as<int>(),      op.first.as<int>(),          op.rows.shape[1],
-                          static_cast<int>(N),      static_cast<int>(room),      op.add};
+  const auto start = [&]<typename Row, typename Kept>(Row, Kept) {
+    const Keep<Row, Kept> keep{op.rows.as<Row>(),        op.row_start.as<int>(),      op.path.as<int>(),
+                               op.path_length.as<int>(), op.history_length.as<int>(), op.kept.as<Kept>(),
+                               op.counts.as<int>(),      op.first.as<int>(),          op.rows.shape[1],
+                               static_cast<int>(N),      static_cast<int>(room),      op.add};
     launch({"keep_pairs", dim3(static_cast<unsigned>(B), pairs), dim3(kThreads), 0, op.rows.stream},
-           keep_pairs_kernel<Kept>, keep);
-  });
+           keep_pairs_kernel<Row, Kept>, keep);
+  };
+  with_float_type(op.rows.dtype, [&](auto from) { with_float_type(op.kept.dtype, [&](auto to) { start(from, to); }); });
 }
 
 void run_cuda(const KeepLast& op) {
   const int64_t B = op.path.shape[0], N = op.path.shape[1];
   if (B == 0 || N == 0) return;
   const DeviceGuard guard(op.rows.device_id);
-  launch({"keep_last", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.rows.stream}, keep_last_kernel,
-         op.rows.as<float>(), op.row_start.as<int>(), op.path.as<int>(), op.path_length.as<int>(), op.kept.as<float>(),
-         op.known.as<int>(), static_cast<int>(N), op.rows.shape[1]);
+  with_float_type(op.rows.dtype, [&](auto zero) {
+    using Row = decltype(zero);
+    launch({"keep_last", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.rows.stream}, keep_last_kernel<Row>,
+           op.rows.as<Row>(), op.row_start.as<int>(), op.path.as<int>(), op.path_length.as<int>(), op.kept.as<float>(),
+           op.known.as<int>(), static_cast<int>(N), op.rows.shape[1]);
+  });
 }
 
 }  // namespace specengine

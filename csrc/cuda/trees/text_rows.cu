@@ -37,9 +37,11 @@ __global__ void __launch_bounds__(kThreads) text_rows_kernel(Text op, ChainRows 
   for (int i = threadIdx.x; i < rows.nodes * op.pages; i += kThreads) {
     op.seen_table[static_cast<int64_t>(b) * rows.nodes * op.pages + i] = table[i % op.pages];
   }
+  const int64_t last = static_cast<int64_t>(b) * rows.nodes + max(count - 1, 0),
+                end = static_cast<int64_t>(b + 1) * rows.nodes;
+  for (int i = threadIdx.x; i <= op.masks; i += kThreads) op.last[b * (1 + op.masks) + i] = min(last + i, end - 1);
   __syncthreads();  // all threads have read `first`
   if (threadIdx.x > 0) return;
-  op.last[b] = static_cast<int64_t>(b) * rows.nodes + max(count - 1, 0);
   op.counts[b] = runs, op.counts[op.requests + b] = first, op.counts[2 * op.requests + b] = length - 1;
   op.counts[3 * op.requests + b] = max(length - 2, 0), op.counts[4 * op.requests + b] = tokens[max(length - 1, 0)];
   if (runs) op.first[b] = length - 1;

@@ -4,13 +4,6 @@
 
 namespace specengine {
 
-// Checks kept [M, L, C], of whose L layers `place` is written.
-inline void check_kept(Checker& check, const OptionalTensor& kept, int64_t place, Dim& M, Dim& C) {
-  Dim L{"L"};
-  check.optional(kept, "kept", {DType::kFloat32}, {M, L, C});
-  if (kept.given() && (place < 0 || place >= L)) fail("place: expected 0 to ", L - 1, ", got ", place);
-}
-
 // residual = rows `ids` of an embedding; out = their norm: GatherRows, then RmsNorm. On CUDA alone.
 struct GatherNorm {
   TensorView weight;    // [V, C] float32 | bfloat16 | float16

@@ -35,8 +35,9 @@ struct ExpandLevel {
   TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
   TensorView known;          // [B] int32, 0: the request drafts nothing
   CandidateColumns candidates;
-  BeamRows before;  // tokens, depths and above are not read
-  BeamRows after;   // written
+  BeamRows before;        // tokens, depths and above are not read
+  BeamRows after;         // written
+  OptionalTensor origin;  // [B * w] int64, the rows that `above` names for those of `before`; None: their numbers
   int64_t first, first_node;
 
   Device validate() const {

@@ -43,6 +43,7 @@ int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
   check(op.after.ancestors, "after.ancestors", {DType::kInt32}, {rows, W});
   check(op.after.above, "after.above", {DType::kInt64}, {rows});
   check.optional(op.order, "order", {DType::kInt32}, {next});
+  check.optional(op.origin, "origin", {DType::kInt64}, {B * w});
   const int64_t level = w * k, first = op.first, first_node = op.first_node;
   if (rows != B * next) fail("after.tokens: expected ", B * next, " rows, got ", rows.value);
   if (first < 1 || first + level > M) {
@@ -68,8 +69,9 @@ struct GrowLevel {
   TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
   TensorView known;          // [B] int32, 0: the request drafts nothing
   CandidateColumns candidates;
-  BeamRows before;  // tokens, depths and above are not read
-  BeamRows after;   // written
+  BeamRows before;        // tokens, depths and above are not read
+  BeamRows after;         // written
+  OptionalTensor origin;  // [B * w] int64, the rows that `above` names for those of `before`; None: their numbers
   int64_t first, first_node;
 
   Device validate() const {

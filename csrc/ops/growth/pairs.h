@@ -19,13 +19,14 @@ struct PairRows {
   TensorView depths;          // [B * N] int32, written
   TensorView ancestors;       // [B * N, W] int32 bits, written
   TensorView last;            // [B] int64, written: the row of each request's last pair, whether it is read or not
-  TensorView roots;           // [B, 1] int32, written: last committed tokens
-  TensorView ends;            // [2, B] int32, written: the number of each request's last pair, and of the next one
+  TensorView ends;            // [3, B] int32, written: the number of each request's last pair, and of the next one; the
+                              // last committed token
+  OptionalTensor blocks;      // [B, S] int32, whose first column becomes the last committed tokens
   int64_t unread;             // pairs at the end that are not laid out
 
   Device validate() const {
     Checker check;
-    Dim B{"B"}, T{"T"}, M{"B * N"}, W{"W"};
+    Dim B{"B"}, T{"T"}, M{"B * N"}, W{"W"}, S{"S"};
     check(history, "history", {DType::kInt32}, {B, T});
     check(history_length, "history_length", {DType::kInt32}, {B});
     check(counts, "counts", {DType::kInt32}, {B});
@@ -35,11 +36,12 @@ struct PairRows {
     check(depths, "depths", {DType::kInt32}, {M});
     check(ancestors, "ancestors", {DType::kInt32}, {M, W});
     check(last, "last", {DType::kInt64}, {B});
-    check(roots, "roots", {DType::kInt32}, {B, 1});
-    check(ends, "ends", {DType::kInt32}, {2, B});
+    check(ends, "ends", {DType::kInt32}, {3, B});
+    check.optional(blocks, "blocks", {DType::kInt32}, {B, S});
     if (B < 1 || M % B != 0 || M < B) fail("tokens: ", M.value, " rows are no whole number of pairs for B=", B.value);
     if (M / B > kMaxNodes) fail("tokens: ", M / B, " pairs per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("ancestors: ", W.value, " words cannot hold ", M / B, " pairs");
+    if (blocks.given() && S < 1) fail("blocks: expected a column or more, got none");
     if (unread < 0) fail("unread: expected 0 or more pairs, got ", unread);
     return check.device();
   }
@@ -48,7 +50,7 @@ struct PairRows {
 // Keeps the hidden states of the tokens that a cycle committed. Its tree was read by a draft that left no pair, or it
 // has one node, and its pairs come behind those that wait.
 struct KeepPairs {
-  TensorView rows;            // [M, C] float32, hidden states of all rows of the cycle
+  TensorView rows;            // [M, C] float32 | bfloat16 | float16, hidden states of all rows of the cycle
   TensorView row_start;       // [B + 1] int32
   TensorView path;            // [B, N] int32, accepted nodes from the root on
   TensorView path_length;     // [B] int32
@@ -61,7 +63,7 @@ struct KeepPairs {
   Device validate() const {
     Checker check;
     Dim B{"B"}, M{"M"}, N{"N"}, C{"C"}, R{"R"}, S{"slots"};
-    check(rows, "rows", {DType::kFloat32}, {M, C});
+    check(rows, "rows", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, C});
     check(path, "path", {DType::kInt32}, {B, N});
     check(row_start, "row_start", {DType::kInt32}, {B + 1});
     check(path_length, "path_length", {DType::kInt32}, {B});
@@ -76,7 +78,7 @@ struct KeepPairs {
 
 // Keeps the hidden state of the last node of every committed path.
 struct KeepLast {
-  TensorView rows;         // [M, C] float32, hidden states of all rows of the cycle
+  TensorView rows;         // [M, C] float32 | bfloat16 | float16, hidden states of all rows of the cycle
   TensorView row_start;    // [B + 1] int32
   TensorView path;         // [B, N] int32, accepted nodes from the root on
   TensorView path_length;  // [B] int32
@@ -86,7 +88,7 @@ struct KeepLast {
   Device validate() const {
     Checker check;
     Dim B{"B"}, M{"M"}, N{"N"}, C{"C"}, S{"slots"};
-    check(rows, "rows", {DType::kFloat32}, {M, C});
+    check(rows, "rows", {DType::kFloat32, DType::kBFloat16, DType::kFloat16}, {M, C});
     check(path, "path", {DType::kInt32}, {B, N});
     check(row_start, "row_start", {DType::kInt32}, {B + 1});
     check(path_length, "path_length", {DType::kInt32}, {B});

@@ -38,15 +38,17 @@ struct TextRows {
   TensorView first;           // [B] int32, tokens whose rows are final; written
   ChainColumns rows;          // written
   SeenKeys seen;              // written
-  TensorView last;            // [B] int64, written: the row of each request's last token
-  TensorView counts;          // [5, B] int32, written: 0 or 1, whether the request runs; `first` as it was; the root's
-                              // position; the target's slot that drafted rows see last; the last committed token
-  int64_t unread;             // tokens at the end that are not laid out
+  TensorView last;    // [B, 1 + masks] int64, written: the rows of each request's last token and its mask tokens
+  TensorView counts;  // [5, B] int32, written: 0 or 1, whether the request runs; `first` as it was; the root's
+                      // position; the target's slot that drafted rows see last; the last committed token
+  int64_t unread;     // tokens at the end that are not laid out
   int64_t masks, mask_token;  // behind the last token
 
   Device validate() const {
     Checker check;
     Dim B{"B"}, T{"T"}, P{"P"}, M{"B * N"}, W{"W"};
+    if (masks < 0 || mask_token < 0)
+      fail("masks: expected 0 or more, of a token from 0, got ", masks, ", ", mask_token);
     check(history, "history", {DType::kInt32}, {B, T});
     check(history_length, "history_length", {DType::kInt32}, {B});
     check(active, "active", {DType::kInt32}, {B});
@@ -59,14 +61,12 @@ struct TextRows {
     check(seen.lengths, "seen.lengths", {DType::kInt32}, {M});
     check(seen.block_table, "seen.block_table", {DType::kInt32}, {M, P});
     check(seen.ancestors, "seen.ancestors", {DType::kInt32}, {M, 1});
-    check(last, "last", {DType::kInt64}, {B});
+    check(last, "last", {DType::kInt64}, {B, 1 + masks});
     check(counts, "counts", {DType::kInt32}, {5, B});
     if (B < 1 || M % B != 0 || M < B) fail("rows.tokens: ", M.value, " rows are no whole number for B=", B.value);
     if (M / B > kMaxNodes) fail("rows.tokens: ", M / B, " rows per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("rows.ancestors: ", W.value, " words cannot hold ", M / B, " rows");
     if (unread < 0) fail("unread: expected 0 or more tokens, got ", unread);
-    if (masks < 0 || mask_token < 0)
-      fail("masks: expected 0 or more, of a token from 0, got ", masks, ", ", mask_token);
     if (seen.block < 1) fail("seen.block: expected 1 or more tokens, got ", seen.block);
     return check.device();
   }

@@ -39,29 +39,32 @@ class BlockMask:
 class BlockAttention:
     """Attends for blocks of `size` slots, whose keys and values are in the cache already.
 
-    heads, kv_heads: of the drafter.  The ops show a node its ancestors only, never a later node. A slot that sees the
-    whole block therefore attends as if it were the last one.
+    heads, kv_heads: of the drafter.  Slots that see the whole block attend as if each were the last one. On a device
+    their bits say so; the CPU shows a node no later one, and all slots are heads of one row there.
     """
 
     def __init__(self, ops: LayerOps, heads: int, kv_heads: int, head_dim: int, size: int) -> None:
         self.ops, self.size = ops, size
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self._chains: dict[int, Rows] = {}  # by requests; captured graphs hold on to these
+        self._chains: dict[tuple[int, bool], Rows] = {}  # by requests; captured graphs hold on to these
         self._lone: dict[int, Rows] = {}
 
     def at(self, place: CacheBatch) -> AttentionAt:
         """Returns the attention of one pass.  place: lengths are those of the context."""
         return AttentionAt(self, place)
 
-    def chains(self, batch: int, device: torch.device) -> Rows:
-        """Returns the rows of blocks as chains."""
-        if batch not in self._chains:
+    def rows(self, batch: int, device: torch.device, causal: bool) -> Rows:
+        """Returns the rows of blocks: chains, or rows that each see the whole block, on a device alone."""
+        key = (batch, causal)
+        if key not in self._chains:
             starts = torch.arange(0, batch * self.size + 1, self.size, dtype=torch.int32, device=device)
             bits = None
             if not is_host(device):
                 bits = chain_bits(starts, batch * self.size)[:, : -(-self.size // 32)].contiguous()
-            self._chains[batch] = Rows(starts, bits)
-        return self._chains[batch]
+                if not causal:
+                    bits = bits[self.size - 1].expand_as(bits).contiguous()
+            self._chains[key] = Rows(starts, bits)
+        return self._chains[key]
 
     def lone(self, batch: int, device: torch.device) -> Rows:
         """Returns one row of each request."""
@@ -96,7 +99,10 @@ class AttentionAt:
         a = self._of
         views = {mask.seen_from(slot, a.size) for slot in range(a.size)}
         if mask.causal and len({window for _, window in views}) == 1:
-            out = self._as_chains(q, keys, values, mask.window, dtype)
+            out = self._as_blocks(q, keys, values, mask.window, dtype, True)
+        elif len(views) == 1 and not is_host(q.device):
+            ((_, window),) = views
+            out = self._as_blocks(q, keys, values, window, dtype, False)
         elif len(views) == 1 and a.size * a.heads // a.kv_heads <= MOST_HEADS:
             ((last, window),) = views
             out = self._as_heads(q, keys, values, last, window, dtype)
@@ -104,10 +110,11 @@ class AttentionAt:
             out = self._slot_by_slot(q, keys, values, mask, dtype)
         return out.view(len(q), -1)
 
-    def _as_chains(
-        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int, dtype: torch.dtype
+    def _as_blocks(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int, dtype: torch.dtype, causal: bool
     ) -> torch.Tensor:
-        rows = self._of.chains(len(self._place.lengths), q.device)
+        """causal: whether a slot sees itself and those before; otherwise the whole block, on a device alone."""
+        rows = self._of.rows(len(self._place.lengths), q.device, causal)
         view = KVCacheView(keys, values, self._place.block_table, self._place.lengths, rows.start, 0)
         return self._attended(q, view, rows, window, dtype)
 
@@ -152,7 +159,5 @@ class AttentionAt:
 
 
 def _swapped(rows: torch.Tensor) -> torch.Tensor:
-    """Returns [B, K, S, ..] of [B, S, K, ..], in memory of its own."""
-    if is_host(rows.device):
-        return torch.from_numpy(np.ascontiguousarray(rows.numpy().swapaxes(1, 2)))
-    return rows.transpose(1, 2).contiguous()
+    """Returns [B, K, S, ..] of [B, S, K, ..] on the CPU, in memory of its own."""
+    return torch.from_numpy(np.ascontiguousarray(rows.numpy().swapaxes(1, 2)))

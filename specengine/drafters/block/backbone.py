@@ -139,14 +139,12 @@ class Backbone:
         """Caches the keys and values of context vectors, which are made of hidden states alone."""
         c, ops = self.config, self._layer_ops
         vectors = self._context(read.hidden_states)
-        kv = self._ops.linear(vectors, self._context_kv).view(len(vectors), len(self._parts.layers), -1)
-        kv = kv.transpose(0, 1).contiguous()
+        kv = self._ops.linear(vectors, self._context_kv)  # of all layers side by side
         rows, no_query = read.rows, torch.empty(len(vectors), 0, c.head_dim, device=self.device)
         for number, layer in enumerate(self._parts.layers):
             view = self._view(pool, number, place, rows.row_start)
-            ops.rope_cache(
-                kv[number], *self._rope.cos_sin, None, layer.k_norm, rows.depths, view, no_query, c.rms_norm_eps
-            )
+            norms, first = (None, layer.k_norm), number * layer.kv.rows
+            ops.rope_cache(kv, *self._rope.cos_sin, *norms, rows.depths, view, no_query, c.rms_norm_eps, first)
 
     def outputs(self, tokens: torch.Tensor, place: CacheBatch, pool: PagePool) -> torch.Tensor:
         """Returns the slots' outputs after the final norm, float32 [B, block_size, hidden].
@@ -182,11 +180,9 @@ class Backbone:
         ops.rms_norm(x, delta, self._parts.final_norm, out, c.rms_norm_eps)
         return out.view(batch, size, -1)
 
-    def block_tokens(self, roots: torch.Tensor) -> torch.Tensor:
-        """Returns int32 [B, block_size]: a root of int32 [B], then masks; the next call for B roots overwrites it."""
-        tokens = self._slots(len(roots)).tokens
-        tokens[:, 0] = roots
-        return tokens
+    def block_tokens(self, batch: int) -> torch.Tensor:
+        """Returns int32 [B, block_size], masks behind a first column that the caller sets; always the same tensor."""
+        return self._slots(batch).tokens
 
     def _entered(
         self,
@@ -219,7 +215,7 @@ class Backbone:
         """Returns context vectors [M, hidden] of picked hidden states, as their product takes them."""
         if self._order is not None:
             picked = picked[:, self._order]
-        fused = self._ops.linear(picked.reshape(len(picked), -1), self._parts.fc)
+        fused = self._ops.linear(picked.flatten(1), self._parts.fc)
         out = torch.empty_like(fused, dtype=self._layer_ops.dtype_for(self._context_kv))
         self._layer_ops.rms_norm(fused, None, self._parts.context_norm, out, self.config.rms_norm_eps)
         return out

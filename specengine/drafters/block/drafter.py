@@ -38,6 +38,7 @@ from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.ops.growth.fill_ranks import fill_ranks
 from specengine.ops.growth.level_trees import GrowthPlan
+from specengine.ops.row_tools import FixedRows
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
 
@@ -79,9 +80,13 @@ class BlockDrafter(ReadsPairs, Drafter):
         self._drafted_levels = 0  # of the last draft
         self._growing: BlockLevels | None = None  # the last drawn trees
         self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
+        self._fixed = FixedRows()
         chain = RankTree.of([[0] * depth for depth in range(1, self.levels + 1)]) if self.drafts_chains else None
         self._chain = RankCandidates(chain, target.device) if chain else None
         vocabulary = self.head.vocabulary
+        # Heads that read the path read slots too, exactly.
+        lone = not self.head.reads_path
+        self._slot_dtype = target.ops.layer.dtype_for(vocabulary.head) if lone else torch.float32
         self.logits_device, self.samples = target.device, config.sample
         self.columns = Columns.of(vocabulary.tokens, vocabulary.head.rows, target.config.vocab_size, target.device)
         width = 1 if config.tree == "chain" else min(config.top_k, self.head.most_children)
@@ -169,9 +174,10 @@ class BlockDrafter(ReadsPairs, Drafter):
         levels = min(self.levels, batch.nodes - 1)
         if not levels:
             return root_trees(batch)
-        waiting = batch.drafter_state.rows(batch)
+        blocks = self.network.block_tokens(batch.size)
+        waiting = batch.drafter_state.rows(batch, blocks)
         self.network.cache_pairs(waiting.pairs, waiting.place, self.pairs.pool)
-        draft = self._open(waiting.roots[:, 0], waiting.next, levels)
+        draft = self._open(blocks, waiting.next, levels)
         token_ids, best = self.head.vocabulary.tokens, draft.all_levels() if self._chain else None
         if self._chain and best is not None:
             trees = fill_ranks(best, token_ids, self._chain.columns(levels), batch.history, by_request=False)
@@ -202,14 +208,17 @@ class BlockDrafter(ReadsPairs, Drafter):
         read, place = self.pairs.take_all(requests)
         self.network.cache_pairs(read, place, self.pairs.pool)
         place = self.pairs.place(requests, [own.first for own in self.pairs.of(requests)])
-        return self._open(roots, place, levels), roots
+        blocks = self.network.block_tokens(len(requests))
+        blocks[:, 0] = roots
+        return self._open(blocks, place, levels), roots
 
-    def _open(self, roots: torch.Tensor, place: CacheBatch, levels: int) -> OpenDraft:
-        """Runs the blocks of roots, int32 [B], behind their contexts, which are cached."""
-        settings = self.settings
-        outputs = self.network.outputs(self.network.block_tokens(roots), place, self.pairs.pool)
-        first = settings.first_slot
-        return self.head.open(outputs[:, first : first + levels], self._children)
+    def _open(self, blocks: torch.Tensor, place: CacheBatch, levels: int) -> OpenDraft:
+        """Runs blocks, int32 [B, block_size], behind their contexts, which are cached."""
+        outputs, first = self.network.outputs(blocks, place, self.pairs.pool), self.settings.first_slot
+        batch, size, hidden = outputs.shape
+        by_levels = [b * size + first + level for level in range(levels) for b in range(batch)]
+        slots = self._fixed.take(outputs.flatten(0, 1), by_levels, self._slot_dtype)
+        return self.head.open(slots.view(levels, batch, hidden), self._children)
 
 
 class DFlash(BlockDrafter):

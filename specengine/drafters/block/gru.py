@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, level_rows, of_level
+from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, of_level
 from specengine.drafters.block.vocabulary import Likeliest, Vocabulary
 from specengine.ops.growth.add_delta import add_delta
 from specengine.ops.growth.gru_step import GruState, gru_step
@@ -48,10 +48,8 @@ class GruHead(BlockHead):
         return [*super().projections, g.read, g.keep, g.down, g.up]
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        batch, levels, _ = outputs.shape
-        rows = level_rows(outputs)
-        base = self.vocabulary.logits(rows).view(levels, batch, -1)
-        return _GruDraft(self, rows.view(levels, batch, -1), base, self.likeliest(count))
+        base = self.vocabulary.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
+        return _GruDraft(self, outputs, base, self.likeliest(count))
 
     def next_state(self, tokens: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
         """Returns the state [R, G] behind tokens int32 [R]; without a state they are roots."""

@@ -111,11 +111,6 @@ def of_level(values: torch.Tensor, level: int, owners: torch.Tensor | None, rows
     return own if len(own) == rows else own.repeat_interleave(rows // len(own), 0)
 
 
-def level_rows(outputs: torch.Tensor) -> torch.Tensor:
-    """Returns outputs [B, levels, hidden] level by level, [levels * B, hidden]."""
-    return outputs.transpose(0, 1).flatten(0, 1).contiguous()
-
-
 class BlockHead(ABC):
     """Reads outputs.
 
@@ -151,7 +146,7 @@ class BlockHead(ABC):
 
     @abstractmethod
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        """Begins the drafts of outputs float32 [B, levels, hidden]. count: children of every node."""
+        """Begins the drafts of slots' outputs [levels, B, hidden]. count: children of every node."""
 
 
 class PlainHead(BlockHead):
@@ -160,8 +155,8 @@ class PlainHead(BlockHead):
     reads_path = False
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        batch, levels, _ = outputs.shape
-        logits = self.vocabulary.scaled(self.vocabulary.logits(level_rows(outputs)))
+        levels, batch, _ = outputs.shape
+        logits = self.vocabulary.scaled(self.vocabulary.logits(outputs.flatten(0, 1)))
         return _PlainDraft(self.likeliest(count), logits.view(levels, batch, -1))
 
 

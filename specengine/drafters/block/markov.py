@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, level_rows, of_level
+from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, of_level
 from specengine.drafters.block.vocabulary import Likeliest, Linear, Vocabulary
 from specengine.ops.growth.level_trees import GrowingTrees, GrownRows
 from specengine.ops.growth.row_inputs import join_rows
@@ -74,10 +74,8 @@ class MarkovHead(BlockHead):
         return [*super().projections, *(product for product in own if product is not None)]
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        batch, levels, _ = outputs.shape
-        rows = level_rows(outputs)
-        base = self.vocabulary.logits(rows).view(levels, batch, -1)
-        return _MarkovDraft(self, rows.view(levels, batch, -1), base, self.likeliest(count))
+        base = self.vocabulary.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
+        return _MarkovDraft(self, outputs, base, self.likeliest(count))
 
     def rows_before(self, tokens: torch.Tensor) -> torch.Tensor | None:
         """Returns rows of W1, float32 [R, rank], of tokens int32 [R]."""

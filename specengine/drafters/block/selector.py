@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, Children, OpenDraft, Step, level_rows, of_level
+from specengine.drafters.block.head import BlockHead, Children, OpenDraft, Step, of_level
 from specengine.drafters.block.vocabulary import Best, Vocabulary
 from specengine.ops.weight import Projection, Weight
 
@@ -45,8 +45,8 @@ class SelectorHead(BlockHead):
 
     def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
         s, vocabulary = self._selector, self.vocabulary
-        batch, levels, _ = outputs.shape
-        slots = level_rows(outputs)
+        levels, batch, _ = outputs.shape
+        slots = outputs.flatten(0, 1)
         logits = vocabulary.logits(slots)
         own = self.likeliest(s.count).own(logits)[0].long()
         rows = torch.empty(own.numel(), s.rank, device=own.device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specengine.drafters.eagle.halves import Halves
 from specengine.drafters.eagle.network import EagleNetwork, Outputs
+from specengine.drafters.hidden_states.halves import Halves
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
 

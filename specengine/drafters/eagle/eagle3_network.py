@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specengine.drafters.eagle.halves import Halves
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
+from specengine.drafters.hidden_states.halves import Halves
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
@@ -45,6 +45,7 @@ class Eagle3Network(EagleNetwork):
     def __init__(self, order: Sequence[int], norms: Eagle3Norms, fc: Projection | None, parts: EagleParts) -> None:
         self.order = list(order)
         self.norms = norms
+        self._layer_norms = torch.cat(norms.each_layer) if norms.each_layer else None
         rises = self.order == list(range(len(order)))
         # On the device: a list would be copied there, which no captured graph may do.
         self._order = None if rises else torch.tensor(self.order, device=parts.device)
@@ -56,7 +57,7 @@ class Eagle3Network(EagleNetwork):
 
     def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
         if self.fc is None:
-            return hidden_states.last
+            return hidden_states.normed
         assert hidden_states.at_layers is not None  # its drafter has hidden_state_layers
         return hidden_states.at_layers
 
@@ -74,12 +75,12 @@ class Eagle3Network(EagleNetwork):
     def fuse_in_order(self, picked: torch.Tensor) -> torch.Tensor:
         """Returns hidden states [M, parts, target hidden], in the order of fc's columns, as a pass takes them."""
         assert self.fc is not None
-        if self.norms.each_layer:
-            parts = zip(picked.unbind(1), self.norms.each_layer, strict=True)
-            picked = torch.stack([self._normed(part.contiguous(), norm) for part, norm in parts], dim=1)
-        wide = picked.reshape(len(picked), -1)
+        if (norms := self._layer_norms) is not None:
+            dtype = torch.float32 if self.norms.all_layers is not None else self.ops.layer.dtype_for(self.fc)
+            picked = self._normed(picked.flatten(0, 1), norms, dtype).view(picked.shape)
+        wide = picked.flatten(1)
         if self.norms.all_layers is not None:
-            wide = self._normed(wide, self.norms.all_layers)
+            wide = self._normed(wide, self.norms.all_layers, self.ops.layer.dtype_for(self.fc))
         return self.ops.linear(wide, self.fc)
 
     def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:

@@ -15,7 +15,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
-from specengine.drafters.eagle.halves import Halves, HalvesByOps, HalvesInOneKernel
+from specengine.drafters.hidden_states.halves import Halves, HalvesByOps, HalvesInOneKernel
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
@@ -105,7 +105,7 @@ class EagleNetwork(ABC):
 
     def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
         """Returns those of the target's hidden states that it reads, [M, ..]."""
-        return hidden_states.last
+        return hidden_states.normed
 
     def picked_shape(self, hidden_state_layers: int) -> tuple[int, ...]:
         """Returns the shape of one position of pick(), where the target gives the input of so many layers."""
@@ -200,7 +200,7 @@ class EagleNetwork(ABC):
         written = None if only_cache else hidden
         return hidden.squeeze(1), self._decoder(rows, *cache, written, inputs, first_inputs, first_node, only_cache)
 
-    def _normed(self, rows: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(rows)
+    def _normed(self, rows: torch.Tensor, norm: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        out = torch.empty_like(rows, dtype=dtype)
         self.ops.layer.rms_norm(rows, None, norm, out, self.config.rms_norm_eps)
         return out

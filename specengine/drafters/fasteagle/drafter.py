@@ -27,7 +27,6 @@ from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_trees
 from specengine.drafters.shipped import open_drafter
 from specengine.models.transformer import Transformer
-from specengine.ops.expand_backbone import BackboneTrees
 from specengine.ops.row_tools import take_rows
 from specengine.rules.base import Wants
 from specengine.utils.spec_string import check_range
@@ -109,7 +108,8 @@ class FastEagle(ReadsPairs, Drafter):
         if self._native:
             return self._backbones(requests, self._native)
         read, place = self.pairs.take_all(requests)
-        trees = self._expand(self.network.outputs(read, place, self.pairs.pool), self.levels)
+        outputs = self.network.outputs(read, place, self.pairs.pool)
+        trees = self._expanders(self.network.logits(outputs, self.levels))
         return scored_trees(trees, requests, self.network.target_ids)
 
     def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
@@ -137,11 +137,10 @@ class FastEagle(ReadsPairs, Drafter):
             return root_trees(batch)
         waiting = batch.drafter_state.rows(batch)
         outputs = self.network.outputs(waiting.pairs, waiting.place, self.pairs.pool)  # the cache needs every layer
-        trees = self._expand(outputs, levels)
-        tokens = self.network.target_ids(trees.tokens)
-        tokens[:, :1] = waiting.roots
+        logits = self.network.logits(outputs, levels)
+        trees = self._expanders(logits, waiting.roots.view(-1), self.network.vocabulary)
         # Without a pair nothing is drafted.
-        return batch.selected(tokens, trees.parents, trees.depths, trees.scores, waiting.counts, levels)
+        return batch.selected(trees.tokens, trees.parents, trees.depths, trees.scores, waiting.counts, levels)
 
     def _backbones(self, requests: Sequence[DraftRequest], draft: CascadeDraft) -> list[ScoredTree]:
         """Returns backbones with leaves, by one call of the core."""
@@ -149,7 +148,3 @@ class FastEagle(ReadsPairs, Drafter):
         limits = [s.draft_limit for s in requests]
         pages = [s.pages for s in requests]
         return draft(unread, pages, self.pairs.pool, self.network.cos_sin, limits, min(self.levels, max(limits)))
-
-    def _expand(self, outputs: torch.Tensor, levels: int) -> BackboneTrees:
-        """Returns trees of `levels` levels in the drafter's tokens. outputs: of all layers, [B, layers, hidden]."""
-        return self._expanders(self.network.logits(outputs[:, :levels]))

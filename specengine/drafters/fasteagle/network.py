@@ -12,12 +12,14 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
 from specengine.drafters.fasteagle.checkpoint import CascadeParts
 from specengine.drafters.fasteagle.native_draft import CascadeDraft, CascadeNetwork
+from specengine.drafters.hidden_states.halves import Halves, HalvesByOps, HalvesInOneKernel
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.ops.decoder import Decoder
-from specengine.ops.row_tools import join_columns, take_rows
+from specengine.ops.growth.row_inputs import join_rows
+from specengine.ops.row_tools import FixedRows, join_columns, take_rows
 
 
 class Cascade:
@@ -40,6 +42,7 @@ class Cascade:
         columns = 2 * c.hidden_size if parts.halves else 0
         self._decoders = [self._ops.decoder(c, None, run, self._ones, range(1, len(run) + 1), columns) for run in runs]
         self._rope = RopeTables(c, target.device)
+        self._fixed = FixedRows()
 
     @property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,11 +94,15 @@ class Cascade:
         vocabulary = self._parts.vocabulary
         return tokens if vocabulary is None else torch.where(tokens < 0, tokens, vocabulary[tokens.long()])
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Returns logits float32 [B, levels, draft vocabulary] of the first levels' outputs [B, levels, hidden].
+    def logits(self, outputs: torch.Tensor, levels: int) -> torch.Tensor:
+        """Returns logits float32 [B, levels, draft vocabulary] of the first levels of outputs [B, L, hidden].
 
         Each level continues the likeliest token of the one above.
         """
+        if levels < outputs.shape[1]:
+            batch, layers, _ = outputs.shape
+            picked = [b * layers + level for b in range(batch) for level in range(levels)]
+            outputs = self._fixed.take(outputs.flatten(0, 1), picked).view(batch, levels, -1)
         logits = self.lone_logits(outputs)
         for level in range(1, logits.shape[1] if self._parts.markov else 0):
             self.follow(logits[:, level], logits[:, level - 1].argmax(-1).int())
@@ -106,8 +113,8 @@ class Cascade:
         batch, levels, _ = outputs.shape
         rows = outputs.flatten(0, 1)
         if self._parts.head_norm is not None:
-            rows = self._normed(rows, self._parts.head_norm)
-        return self._ops.linear(rows.contiguous(), self.head).view(batch, levels, -1)
+            rows = self._normed(rows, self._parts.head_norm, self._ops.layer.dtype_for(self.head))
+        return self._ops.linear(rows, self.head).view(batch, levels, -1)
 
     def follow(self, logits: torch.Tensor, above: torch.Tensor) -> None:
         """Adds to a level's logits [B, draft vocabulary] what a Markov head knows by the tokens above.
@@ -120,12 +127,13 @@ class Cascade:
             logits += self._ops.linear(rows, markov.product)
 
     def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
-        """Caches pairs; returns the layers' outputs [B, levels, hidden] at every request's last pair."""
+        """Caches pairs; returns the layers' outputs [B, levels, hidden] at every request's last pair, for logits()."""
+        dtype = None if self._parts.head_norm is not None else self._ops.layer.dtype_for(self.head)
         layers = self.levels // len(self._decoders)
         at_layers = [torch.empty(len(read.rows.tokens), layers, self.config.hidden_size, device=self.device)]
         at_layers += [torch.empty_like(at_layers[0]) for _ in self._decoders[1:]]
         self._pass(read, place, pool, at_layers)
-        outputs = [take_rows(each, read.last) for each in at_layers]
+        outputs = [take_rows(each, read.last, dtype) for each in at_layers]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
@@ -135,6 +143,8 @@ class Cascade:
     def _pass(self, read: PairRows, place: CacheBatch, pool: PagePool, at_layers: list[torch.Tensor] | None) -> None:
         """Runs all decoders. at_layers: float32 [M, layers, hidden] of each, written; None: only the cache is."""
         inputs, halves = self._inputs(read)
+        if self._ops.on_device and len(self._decoders) == 1:
+            inputs = inputs[:, None]  # they become the stream
         layers = self.levels // len(self._decoders)
         for number, decoder in enumerate(self._decoders):
             own = slice(number * layers, (number + 1) * layers)
@@ -144,20 +154,28 @@ class Cascade:
 
     def _inputs(self, read: PairRows) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns rows [M, hidden] for the first layer, and the two halves that it reads in their place, if it does."""
-        rows, parts = len(read.rows.tokens), self._parts
-        embedded = torch.empty(rows, self.config.hidden_size, device=self.device)
-        self._ops.layer.gather_rows(self._target.embedding, read.rows.tokens, embedded)
-        states = read.hidden_states
+        tokens, parts, layer_ops = read.rows.tokens, self._parts, self._ops.layer
+        states, on_device = read.hidden_states, self._ops.on_device
         if parts.halves:
-            fused = self._ops.linear(states.flatten(1), parts.fuse)
-            embedding_norm, hidden_state_norm = parts.halves
-            halves = [self._normed(embedded, embedding_norm), self._normed(fused, hidden_state_norm)]
-            return fused, join_columns(halves)
-        normed = self._normed(states.flatten(0, 1), self._ones).view(rows, -1)
+            fused, embedding = self._ops.linear(states.flatten(1), parts.fuse), self._target.embedding
+            halves: Halves
+            if on_device:
+                halves = HalvesInOneKernel(embedding, tokens, fused, None, layer_ops, self.config.rms_norm_eps)
+            else:
+                halves = HalvesByOps(self._embedded(tokens), fused, self._normed)
+            return fused, halves.join(parts.halves, parts.layers[0].qkv)
+        normed = self._normed(states.flatten(0, 1), self._ones).view(len(tokens), -1)
+        embedded = self._embedded(tokens)
+        if on_device:
+            return self._ops.linear(join_rows(normed, embedded, layer_ops.dtype_for(parts.fuse)), parts.fuse), None
         return self._ops.linear(join_columns([normed, embedded]), parts.fuse), None
 
-    def _normed(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rows = rows.contiguous()
-        out = torch.empty_like(rows)
+    def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(len(tokens), self.config.hidden_size, device=self.device)
+        self._ops.layer.gather_rows(self._target.embedding, tokens, out)
+        return out
+
+    def _normed(self, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        out = torch.empty_like(rows, dtype=dtype)
         self._ops.layer.rms_norm(rows, None, weight, out, self.config.rms_norm_eps)
         return out

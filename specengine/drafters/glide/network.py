@@ -16,6 +16,7 @@ from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.growth.add_delta import add_delta
+from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
 
 BLOCK = 5  # the published block_size
@@ -106,7 +107,7 @@ class GlideNetwork:
     def logits(self, read: PassRows) -> torch.Tensor:
         """Returns float32 [B, draft vocabulary] behind every request's last row."""
         states = self.states(read)
-        return self._ops.linear(states if read.last is None else states[read.last], self.head)
+        return self._ops.linear(states if read.last is None else take_rows(states, read.last), self.head)
 
     def states(self, read: PassRows) -> torch.Tensor:
         """Caches the rows' own keys and values; returns their states [M, hidden] as the head reads them."""

@@ -15,6 +15,7 @@ from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
 from specengine.ops.growth.pairs import keep_pairs, pair_rows
+from specengine.ops.row_tools import FixedRows
 
 
 class WaitingPairs(NamedTuple):
@@ -46,6 +47,7 @@ class DevicePairs:
         self.hidden_states = torch.zeros(slots, room, *like.shape, dtype=like.dtype, device=device)
         self.counts, self.first = torch.zeros(2, slots, dtype=torch.int32, device=device)
         self._slots = torch.arange(slots, device=device)
+        self._fixed = FixedRows()
         self._starts = {
             rows: torch.arange(0, slots * rows + 1, rows, dtype=torch.int32, device=device) for rows in (most, room)
         }
@@ -76,9 +78,12 @@ class DevicePairs:
         places = (kept, self.counts, self.first)
         keep_pairs(rows, batch.row_start, batch.accepted, batch.history, *places, add=batch.nodes == 1)
 
-    def rows(self, batch: DraftBatch) -> WaitingPairs:
-        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each."""
-        return self._rows(batch, self.backlog.most, unread=0)
+    def rows(self, batch: DraftBatch, blocks: torch.Tensor | None = None) -> WaitingPairs:
+        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each.
+
+        blocks: int32 [B, S], whose first column becomes the roots.
+        """
+        return self._rows(batch, self.backlog.most, unread=0, blocks=blocks)
 
     def late_rows(self, batch: DraftBatch) -> PairRows:
         """Returns all pairs but the last of every slot, padded to as many rows as have room."""
@@ -92,11 +97,17 @@ class DevicePairs:
         self.first[:size] += read
         self.counts[:size] -= read
 
-    def _rows(self, batch: DraftBatch, most: int, unread: int) -> WaitingPairs:
+    def _rows(self, batch: DraftBatch, most: int, unread: int, blocks: torch.Tensor | None = None) -> WaitingPairs:
         """Returns the pairs of every slot but the `unread` last ones, padded to `most` rows each."""
         size, table = batch.size, batch.cache.block_table
         first = self.first[:size]
-        laid = pair_rows(batch.history, self.counts[:size], first, self._starts[most][: size + 1], most, unread)
-        pairs = PairRows(laid.rows, self.hidden_states[:size, :most].flatten(0, 1), laid.last)
-        places = (CacheBatch(table, lengths) for lengths in (first, *laid.ends))
+        starts, room = self._starts[most][: size + 1], self.backlog.room
+        laid = pair_rows(batch.history, self.counts[:size], first, starts, most, unread, blocks)
+        kept = self.hidden_states[:size].flatten(0, 1)
+        if size == 1 or most == room:
+            kept = kept[: size * most]
+        else:
+            kept = self._fixed.take(kept, [slot * room + pair for slot in range(size) for pair in range(most)])
+        pairs = PairRows(laid.rows, kept, laid.last)
+        places = (CacheBatch(table, lengths) for lengths in (first, laid.last_pairs, laid.next_pairs))
         return WaitingPairs(pairs, laid.roots, self.counts[:size], *places)

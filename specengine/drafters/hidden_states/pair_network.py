@@ -23,7 +23,7 @@ class PairNetwork(Protocol):
     def projections(self) -> list[Projection]: ...
 
     def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
-        """Returns those of the target's hidden states that it reads, [M, ..]."""
+        """Returns those of the target's hidden states that it reads, floats [M, ..]."""
         ...
 
     def picked_shape(self, hidden_state_layers: int) -> tuple[int, ...]:

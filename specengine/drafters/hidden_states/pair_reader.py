@@ -88,7 +88,7 @@ class PairReader:
         if request.drafter_state is None:
             request.drafter_state = PairState(Pairs(start))
         pairs = request.drafter_state.pairs
-        pairs.add(self.network.pick(hidden_states))
+        pairs.add(self.network.pick(hidden_states).float())
         if pairs.first + pairs.count < len(request.tokens) - 1:
             # the pages of this chunk are then filled to their end, so that they can be shared at once
             self.network.cache_pairs(*self.take_all([request]), self.pool)
@@ -102,7 +102,7 @@ class PairReader:
         if not any(request.drafter_reads for request in requests):
             return
         whole, rows = hidden_states.origin
-        picked = self.network.pick(whole)
+        picked = self.network.pick(whole).float()
         if rows is None:
             rows = range(len(picked))
         first = 0

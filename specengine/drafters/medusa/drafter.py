@@ -40,7 +40,7 @@ from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
-from specengine.ops.growth.add_delta import add_delta
+from specengine.ops.growth.add_delta import add_delta, rounded
 from specengine.ops.growth.fill_ranks import fill_ranks
 from specengine.ops.growth.pairs import keep_last
 from specengine.ops.row_tools import stack_rows, take_rows
@@ -212,7 +212,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
         state = batch.drafter_state
-        keep_last(hidden_states.last, batch.row_start, batch.accepted, state.rows, state.known)
+        keep_last(hidden_states.normed, batch.row_start, batch.accepted, state.rows, state.known)
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         state, size = batch.drafter_state, batch.size
@@ -226,13 +226,17 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
 
     def logits(self, rows: torch.Tensor, levels: int) -> torch.Tensor:
         """Returns float32 [levels, B, Vd] of the target's last hidden states [B, hidden] before the roots."""
-        parts: list[torch.Tensor] = []
         heads = self.heads[:levels]
-        rounded = {dtype: rows.to(dtype) for dtype in {self._dtype_for(head.blocks[0]) for head in heads}}
-        for head in heads:
-            read = rounded[self._dtype_for(head.blocks[0])]
-            parts.append(self._linear(self._behind_blocks(rows, read, head), head.logits))
-        return stack_rows(parts).view(levels, len(rows), -1)
+        entering = {dtype: rounded(rows, dtype) for dtype in {self._dtype_for(head.blocks[0]) for head in heads}}
+        parts = (self._behind_blocks(rows, entering[self._dtype_for(head.blocks[0])], head) for head in heads)
+        if not self._on_device:
+            return stack_rows([self._linear(read, head.logits) for read, head in zip(parts, heads, strict=True)]).view(
+                levels, len(rows), -1
+            )
+        out = torch.empty(levels, len(rows), heads[0].logits.rows, device=rows.device)
+        for read, head, own in zip(parts, heads, out, strict=True):
+            self._linear(read, head.logits, out=own)
+        return out
 
     def _behind_blocks(self, x: torch.Tensor, read: torch.Tensor, head: Head) -> torch.Tensor:
         """Returns what a head's last product reads. read: x as the first one does."""

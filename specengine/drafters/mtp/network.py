@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specengine.drafters.eagle.halves import Halves
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
+from specengine.drafters.hidden_states.halves import Halves
 from specengine.ops.decoder import Decoder
 from specengine.ops.draft_tree import EagleWeights
 from specengine.ops.weight import Projection

@@ -92,7 +92,6 @@ class Pard(
         self.drafts_in_cycle = config.tree == "chain" and self._features is None
         self._chain = RankCandidates(RankTree.of([[0] * level for level in range(1, config.length + 1)]), target.device)
         self._expanders = BackboneExpanders([1])
-        self._levels = torch.arange(config.length, device=target.device)
         self.calibrated = CalibratedTrees(self.name)
         self.policy = policy_of(self, target, costs, [self])
 
@@ -210,8 +209,7 @@ class Pard(
             return root_trees(batch)  # a later draft finds the token in the history
         text = batch.drafter_state.committed(batch, table, levels - 1, self._mask_token)
         hidden = self.network.hidden(text.rows, None, CacheBatch(table, text.first), self._rows.pool)
-        slots = (text.last[:, None] + self._levels[:levels]).view(-1)
-        best = self._expanders(self.network.logits(take_rows(hidden, slots))[:, None])
+        best = self._expanders(self.network.logits(take_rows(hidden, text.last))[:, None])
         columns = fill_ranks(best, None, self._chain.columns(levels), batch.history, by_request=True)
         return batch.selected(*columns, text.running, levels)
 

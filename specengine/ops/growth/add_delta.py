@@ -22,3 +22,10 @@ def add_delta(
     out = torch.empty_like(delta, dtype=dtype)
     _C.add_delta(x, delta, total, out, silu)
     return out
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns x [M, C] in a dtype; x itself where it has that."""
+    if x.dtype == dtype:
+        return x
+    return add_delta(None, x.contiguous(), dtype) if x.dtype == torch.float32 else x.to(dtype)

@@ -157,9 +157,10 @@ class GrowingTrees:
         before = self._before
         batch, words = len(self._roots), before.ancestors.shape[1]
         after = _rows(batch, width, words, self._roots.device)
+        origin = self._origin if level == 0 else None
         write(
             *(self._token_ids, order, self._roots, self._known, self._candidates, before, after),
-            *(self._first, self._first_node),
+            *(origin, self._first, self._first_node),
         )
         first_node = self._first_node
         self._first += plan.children * before.beam.shape[1]
@@ -167,11 +168,9 @@ class GrowingTrees:
         self._before, self._level = after, level + 1
         if last:
             return None
-        start, above = plan.row_starts[width], after.above
-        in_place = before.beam.shape[1] == width == 1
-        if level == 0 and self._origin is not None:
-            above, in_place = self._origin if in_place else self._origin[above], False
-        return GrownRows(after.tokens, after.depths, start, after.ancestors, above, first_node, in_place)
+        in_place = origin is None and before.beam.shape[1] == width == 1
+        start = plan.row_starts[width]
+        return GrownRows(after.tokens, after.depths, start, after.ancestors, after.above, first_node, in_place)
 
     @property
     def columns(self) -> Columns:

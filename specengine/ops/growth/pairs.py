@@ -19,31 +19,41 @@ class WaitingRows(NamedTuple):
     """Waiting pairs as chains, padded to N rows each.
 
     last: int64 [B], the row of each request's last pair.  roots: int32 [B, 1], the last committed tokens.
-    ends: int32 [2, B], the number of each request's last pair, and of the next one.
+    last_pairs, next_pairs: int32 [B], the number of each request's last pair, and of the next one.
     """
 
     rows: TreeBatch
     last: torch.Tensor
     roots: torch.Tensor
-    ends: torch.Tensor
+    last_pairs: torch.Tensor
+    next_pairs: torch.Tensor
 
 
 def pair_rows(
-    history: TokenHistory, counts: torch.Tensor, first: torch.Tensor, row_start: torch.Tensor, rows: int, unread: int
+    history: TokenHistory,
+    counts: torch.Tensor,
+    first: torch.Tensor,
+    row_start: torch.Tensor,
+    rows: int,
+    unread: int,
+    blocks: torch.Tensor | None = None,
 ) -> WaitingRows:
     """Lays out the first pairs of every request; pair i has the token of position first + i + 1.
 
     counts, first: int32 [B], how many pairs wait, and the number of the first one; a request without any is padding.
     row_start: int32 [B + 1], multiples of N = `rows`.  unread: pairs at the end that are left out.
+    blocks: int32 [B, S], whose first column becomes the last committed tokens.
     """
     batch, device = len(counts), counts.device
     tokens, parents, depths = (torch.empty(batch * rows, dtype=torch.int32, device=device) for _ in range(3))
     ancestors = torch.empty(batch * rows, -(-rows // 32), dtype=torch.int32, device=device)
     last = torch.empty(batch, dtype=torch.int64, device=device)
-    roots, ends = (torch.empty(*shape, dtype=torch.int32, device=device) for shape in ((batch, 1), (2, batch)))
+    ends = torch.empty(3, batch, dtype=torch.int32, device=device)
     text = (history.tokens, history.length)
-    _C.pair_rows(*text, counts, first, tokens, parents, depths, ancestors, last, roots, ends, unread)
-    return WaitingRows(TreeBatch(tokens, parents, depths, row_start, ancestors, rows), last, roots, ends)
+    _C.pair_rows(*text, counts, first, tokens, parents, depths, ancestors, last, ends, blocks, unread)
+    last_pairs, next_pairs, roots = ends
+    laid = TreeBatch(tokens, parents, depths, row_start, ancestors, rows)
+    return WaitingRows(laid, last, roots[:, None], last_pairs, next_pairs)
 
 
 def keep_pairs(
@@ -59,7 +69,7 @@ def keep_pairs(
 ) -> None:
     """Keeps the hidden states of the tokens that a cycle committed.
 
-    hidden_states: float32 [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  history: after the commit.
+    hidden_states: floats [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  history: after the commit.
     kept: [slots, R, C] of floats, written, rounded to its dtype.  counts, first: int32 [slots], written.
     add: pairs come behind those that wait; otherwise none waits.
     """
@@ -72,7 +82,7 @@ def keep_last(
 ) -> None:
     """Keeps the hidden state of the last node that each request committed.
 
-    hidden_states: float32 [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  kept: float32 [slots, C],
+    hidden_states: floats [M, C], of all rows of the cycle.  row_start: int32 [B + 1].  kept: float32 [slots, C],
     written.  known: int32 [slots], written: 1, or 0 for a request that committed nothing.
     """
     _C.keep_last(hidden_states, row_start, accepted.path, accepted.path_length, kept, known)

@@ -17,7 +17,8 @@ from specengine.ops.sampling_table import TokenHistory
 class TextRows(NamedTuple):
     """Unread tokens as chains, padded to N rows each.
 
-    seen: the target's keys that each row sees.  last: int64 [B], the row of each request's last token.
+    seen: the target's keys that each row sees.  last: int64 [B * (1 + masks)], the rows of each request's last token
+    and of its mask tokens.
     roots: int32 [B, 1], the last committed tokens.  running, first, root_positions, last_seen: int32 [B], whether the
     request runs, where its rows begin, the position of its root, and the target's slot that drafted rows see last.
     """
@@ -58,9 +59,9 @@ def text_rows(
 
     chains = _C.ChainColumns(ints(count), ints(count), ints(count), ints(count, -(-rows // 32)))
     seen = _C.SeenKeys(ints(count), ints(count, block_table.shape[1]), ints(count, 1), block)
-    last, counts = torch.empty(batch, dtype=torch.int64, device=device), ints(5, batch)
+    last, counts = torch.empty(batch, 1 + masks, dtype=torch.int64, device=device), ints(5, batch)
     text = (history.tokens, history.length, active, block_table, first)
     _C.text_rows(*text, chains, seen, last, counts, unread, masks, mask_token)
     tree = TreeBatch(chains.tokens, chains.parents, chains.depths, row_start, chains.ancestors, rows)
     *known, roots = counts
-    return TextRows(tree, seen, last, roots[:, None], *known)
+    return TextRows(tree, seen, last.view(-1), roots[:, None], *known)

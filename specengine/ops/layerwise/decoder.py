@@ -12,7 +12,8 @@ from specengine._C import DeltaStates, KVCacheView, RotatedRows
 from specengine.ops.decoder import DecoderSizes, Layer, Rows
 from specengine.ops.experts.moe import ExpertOps
 from specengine.ops.gated_delta.matrices import NO_STATES, GatedDelta
-from specengine.ops.layerwise.fused import FusedOps, Kept
+from specengine.ops.layer import Kept
+from specengine.ops.layerwise.fused import FusedOps
 from specengine.ops.lora.matrices import LoraLayer, LoraProjection
 from specengine.ops.prefill.chains import PromptChains
 from specengine.ops.weight import Projection, Weight
@@ -49,8 +50,7 @@ class LayerOps:
         rows = residual, norm, out, eps, kept
         if self.fused is None or weight is None or not self.fused.gather_norm(weight, ids, *rows):
             self.gather_rows(weight, ids, residual)
-            self.rms_norm(residual, None, norm, out, eps)
-            keep(residual, kept)
+            self.rms_norm(residual, None, norm, out, eps, kept)
 
     def linear_silu(self, x: torch.Tensor, layer: Projection, out: torch.Tensor) -> None:
         """out[M, I] = silu(gate) * up of linear(x, layer) = [gate | up]."""
@@ -60,8 +60,7 @@ class LayerOps:
     def linear_norm(self, x, layer: Projection, residual, norm, out, eps: float, kept: Kept | None) -> None:
         """residual[M, N] += linear(x, layer); out[M, N] = its norm."""
         if self.fused is None or not self.fused.norm(x, layer, residual, norm, out, eps, kept):
-            self.rms_norm(residual, self.linear(x, layer), norm, out, eps)
-            keep(residual, kept)
+            self.rms_norm(residual, self.linear(x, layer), norm, out, eps, kept)
 
     def linear_rope(self, x, layer: Projection, rows: RotatedRows, cache: KVCacheView, q, eps: float) -> torch.Tensor:
         """Returns linear(x, layer), after rope_cache has read it."""
@@ -72,13 +71,6 @@ class LayerOps:
         qkv = self.linear(x, layer)
         self.rope_cache(qkv, rows.cos, rows.sin, rows.q_norm, rows.k_norm, rows.depths, cache, q, eps)
         return qkv
-
-
-def keep(residual: torch.Tensor, kept: Kept | None, factor: float = 1.0) -> None:
-    """Writes the residual times a factor to a layer."""
-    if kept is not None:
-        layers, place = kept
-        layers[:, place] = residual if factor == 1 else residual * factor
 
 
 class LayerwiseDecoder:
@@ -142,7 +134,8 @@ class LayerwiseDecoder:
         """As Decoder; the caller answers for slots and positions. experts: stays as it is.
 
         chains: see tree_attention_cuda.
-        inputs: may be at_layers itself, [M, 1, hidden], where only the last layer's output is wanted: no row is copied.
+        inputs: of shape [M, 1, hidden] they become the stream and are overwritten; they may be at_layers itself, where
+        only the last layer's output is wanted.
         """
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
@@ -152,7 +145,8 @@ class LayerwiseDecoder:
         bare = LoraLayer.empty()
         factors, in_place = self.multipliers, inputs is not None and inputs is at_layers
         q = empty(rows, c.num_heads, c.head_dim)
-        residual = at_layers[:, 0] if in_place and at_layers is not None else empty(rows, c.hidden_size)
+        is_stream = inputs is not None and inputs.dim() == 3
+        residual = inputs[:, 0] if is_stream and inputs is not None else empty(rows, c.hidden_size)
         stream_eps = c.rms_norm_eps / factors.residual**2
         scaled, first = factors.embedding != factors.residual, self.layers[0]
         normed = residual if first_inputs is None else first_inputs
@@ -165,19 +159,30 @@ class LayerwiseDecoder:
                 return None
             return at_layers, self.hidden_state_layers.index(number)
 
+        def norm_stream(delta: torch.Tensor | None, norm: torch.Tensor, out: torch.Tensor, kept: Kept | None) -> None:
+            """Adds to the stream and norms it; keeps it as the model has it, times its factor."""
+            ops.rms_norm(residual, delta, norm, out, stream_eps, kept if factors.residual == 1 else None)
+            keep_scaled(kept)
+
+        def keep_scaled(kept: Kept | None) -> None:
+            if kept is not None and factors.residual != 1:
+                layers, place = kept
+                layers[:, place] = residual * factors.residual
+
         if inputs is None and first.attention_norm is not None and not scaled and factors.residual == 1:
             entry = residual, first.attention_norm, normed, stream_eps
             ops.gather_norm(self.embedding, tree.tokens, *entry, kept_at(0))
         else:
             if inputs is None:
                 ops.gather_rows(self.embedding, tree.tokens, residual)
-            elif not in_place:
+            elif not is_stream:
                 residual.copy_(inputs)
             if scaled:
                 residual.mul_(factors.embedding / factors.residual)
             if first.attention_norm is not None:
-                ops.rms_norm(residual, None, first.attention_norm, normed, stream_eps)
-            keep(residual, kept_at(0), factors.residual)
+                norm_stream(None, first.attention_norm, normed, kept_at(0))
+            elif (kept := kept_at(0)) is not None:
+                torch.mul(residual, factors.residual, out=kept[0][:, kept[1]])
 
         def product(x: torch.Tensor, layer: Projection, added: LoraProjection) -> torch.Tensor:
             out = ops.linear(x, layer)
@@ -221,12 +226,10 @@ class LayerwiseDecoder:
         ) -> torch.Tensor:
             out = empty(rows, c.hidden_size, dtype=dtype)
             if added.modules:
-                ops.rms_norm(residual, product(x, layer, added), norm, out, stream_eps)
-                keep(residual, kept, factors.residual)
+                norm_stream(product(x, layer, added), norm, out, kept)
             else:
                 ops.linear_norm(x, layer, residual, norm, out, stream_eps, kept if factors.residual == 1 else None)
-                if factors.residual != 1:
-                    keep(residual, kept, factors.residual)
+                keep_scaled(kept)
             return out
 
         places = zip(k_cache, v_cache, strict=True)  # of layers with attention
@@ -257,6 +260,5 @@ class LayerwiseDecoder:
             if layer.moe is not None:
                 delta = ops.experts(normed, layer.moe, delta)
             normed = empty(rows, c.hidden_size, dtype=next_dtype)
-            ops.rms_norm(residual, delta, next_norm, normed, stream_eps)
-            keep(residual, kept_at(number + 1), factors.residual)
+            norm_stream(delta, next_norm, normed, kept_at(number + 1))
         return normed

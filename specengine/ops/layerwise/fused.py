@@ -12,10 +12,9 @@ import torch
 from specengine import _C
 from specengine._C import KVCacheView, RotatedRows
 from specengine.ops.coded.weight import FORMS
+from specengine.ops.layer import Kept
 from specengine.ops.linear import LIBRARY
 from specengine.ops.weight import Projection, Weight
-
-Kept = tuple[torch.Tensor, int]  # float32 [M, L, N], and which of its L layers becomes the residual
 
 
 class FusionChooser(Protocol):

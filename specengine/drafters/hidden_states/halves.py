@@ -1,4 +1,4 @@
-"""The two halves that the rows of an EAGLE pass are made of: the token's embedding, and a hidden state."""
+"""The two halves that the rows of a pass over pairs are made of: the token's embedding, and a hidden state."""
 
 from __future__ import annotations
 
