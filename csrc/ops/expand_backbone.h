@@ -18,7 +18,7 @@ struct BackboneTrees {
   TensorView scores;     // [B, N] float32: cumulative log-probability, root 0
   TensorView ancestors;  // [B, N, W] int32 bits; W = ceil(N / 32)
   // [B] int32; entries past it are padding: -1 (tokens, parents, depths) and 0 (scores, ancestors).
-  // The CPU refuses logits with NaN or +infinity, or all -infinite. CUDA writes -1, and everything is padding.
+  // The CPU refuses logits with NaN or +infinity, or all -infinite. CUDA writes -1, and all but the root is padding.
   TensorView node_counts;
 
   void validate(Checker& check, Dim& B, Dim& N) const {

@@ -45,7 +45,8 @@ struct RmsNorm {
     check(residual, "residual", {DType::kFloat32}, {M, C});
     check.optional(delta, "delta", {DType::kFloat32}, {M, C});
     check(weight, "weight", {DType::kFloat32}, {W});
-    if (W < C || W != weights() * C) fail("weight: expected shape [C=", C.value, "] or a multiple, got [", W.value, "]");
+    if (W < C || W != weights() * C)
+      fail("weight: expected shape [C=", C.value, "] or a multiple, got [", W.value, "]");
     check_activation(check, out, M, C);
     check_kept(check, kept, place, M, C);
     return check.device();

@@ -94,7 +94,7 @@ def expand_backbone(
     constant k (k = 1: a chain); widths=[8, 6, 4, 2], thresholds=[0.3, 0.6, 0.8] is CAPE.
     Example, T = 2, widths=[2]: nodes root, a, b, c, d with parents -1, 0, 0, 1, 1; a is more likely than b.
     Raises ValueError for widths and thresholds that do not fit and for logits that are no distribution (NaN, say);
-    on CUDA such logits give a node count of -1 and no nodes.
+    on CUDA such logits give a node count of -1 and no node but the root.
     """
     batch, levels, vocab = logits.shape
     return BackboneExpander(batch, levels, vocab, widths, thresholds, logits.device)(logits, root)

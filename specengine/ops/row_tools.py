@@ -42,7 +42,8 @@ def take_rows(
 ) -> torch.Tensor:
     """rows[picked], in memory of its own.
 
-    rows: of floats.  picked: a tensor is int32 or int64.  dtype: to which a device rounds them; None: that of rows.
+    rows: of floats, on a device a multiple of 8 each where a tensor picks.  picked: a tensor is int32 or int64.
+    dtype: to which a device rounds them; None: that of rows.
     """
     array = _array(rows)
     if isinstance(array, np.ndarray):

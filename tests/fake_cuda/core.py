@@ -184,8 +184,8 @@ OPS = {
         "sums: f32[R,S]  arrived: i32[B]  "
         "token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  "
         "depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  tokens: i32[R]  depths: i32[R]  ancestors: i32[R,W]  "
-        "above: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  ancestors: i32[next,W]  above: i64[next]  "
-        "origin?: i64[R]",
+        "above: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  ancestors: i32[next,W]  "
+        "above: i64[next]  origin?: i64[R]",
         ("expand_level",),
     ),
     "add_copies": Op(

@@ -77,7 +77,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     written = {name for name, value in before.items() if not torch.allclose(value, arguments[name], equal_nan=True)}
     outputs = {"packed", "out", "residual", "q", "k_cache", "v_cache", "tokens", "parents", "depths", "scores"}
     outputs |= {"ancestors", "node_counts", "top_tokens", "top_scores", "path", "path_length", "bonus"}
-    outputs |= {"keys", "hidden_states", "workspace"}
+    outputs |= {"keys", "hidden_states", "workspace", "kept"}
     only = {
         "gate_heads": {"heads"},
         "gated_delta": {"out", "records"},
@@ -175,7 +175,8 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("draw_siblings", "history", 1), ("draw_siblings", "drawn", 1)),
     *(("tree_attention", "ancestors", 1), ("compact_kv", "path", 1), ("compact_states", "path", 1)),
     *(("gate_heads", "heads", 1), ("gated_delta", "ancestors", 1)),
-    *(("expand_backbone", "logits", 2), ("add_lora", "out", 1), ("add_lora", "workspace", 0)),
+    *(("rms_norm", "kept", 1), ("rms_norm quantised", "kept", 1)),
+    *(("add_lora", "out", 1), ("add_lora", "workspace", 0)),
 }
 
 
@@ -469,6 +470,11 @@ LINEAR_CHANGES = [
             ("clamped_swiglu", {"limit": limit}, "limit: expected a positive number")
             for limit in (0.0, -1.0, float("nan"))
         ),
+        ("rms_norm", {"weight": randn(13)}, r"weight: expected shape \[C=6\] or a multiple, got \[13\]"),
+        ("rms_norm", {"place": 2}, "place: expected 0 to 1, got 2"),
+        ("rms_norm", {"place": -1}, "place: expected 0 to 1, got -1"),
+        ("rope_cache", {"first": 1}, "first: 64 columns from 1 on do not fit into 64"),
+        ("rope_cache", {"first": -1}, "first: 64 columns from -1 on do not fit into 64"),
         ("rope_cache", {"cos": randn(90, 5), "sin": randn(90, 5)}, "cos: expected 1 to D/2=4 columns"),
         (
             "rope_cache",

@@ -49,6 +49,19 @@ def test_two_levels_of_two_by_hand(backend):
     torch.testing.assert_close(trees.scores, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("vocab", [10, PART + 20])
+def test_trees_may_have_other_tokens_than_the_logits(backend, vocab):
+    logits, root, ids = 3 * randn(2, 3, vocab), torch.tensor([7, 8], dtype=torch.int32), 2 * torch.arange(vocab) + 1
+    plain = expand_backbone(logits, root, [3])
+    expander = BackboneExpander(2, 3, vocab, [3], device=backend.device)
+    trees = expander(backend.put(logits), backend.put(root), backend.put(ids.int()))
+    assert trees.tokens[:, 0].tolist() == [7, 8]
+    assert trees.tokens[:, 1:].tolist() == ids[plain.tokens[:, 1:].long()].tolist()
+    assert trees.parents.tolist() == plain.parents.tolist()
+    with pytest.raises(ValueError, match=r"^token_ids: expected shape"):
+        expander(backend.put(logits), backend.put(root), backend.put(ids[1:].int()))
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 10])
 @pytest.mark.parametrize("levels", [0, 1, 7, 25])
 @pytest.mark.parametrize("vocab", [10, 64, 333])
@@ -168,7 +181,8 @@ def test_scores_without_a_distribution_give_minus_one_node_on_cuda(cuda_backend,
     assert trees.node_counts.tolist() == [expected.node_counts.item(), -1]
     assert torch.equal(trees.tokens[0], expected.tokens[0])
     for name, padding in {"tokens": -1, "parents": -1, "depths": -1, "scores": 0, "ancestors": 0}.items():
-        assert getattr(trees, name)[1].eq(padding).all()
+        assert getattr(trees, name)[1, 1:].eq(padding).all()
+    assert (trees.tokens[1, 0], trees.depths[1, 0], trees.ancestors[1, 0, 0]) == (4, 0, 1)  # the root alone
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def test_rms_norm_matches_its_reference(rows, columns, with_delta):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_rms_norm_keeps_the_residual_and_takes_weights_in_turn():
+    residual, delta, weights = randn(5, 8), randn(5, 8, seed=3), randn(2, 8, seed=2)
+    kept, out, rows = torch.full((5, 3, 8), 7.0), torch.empty(5, 8), residual.clone()
+    rms_norm(rows, delta, weights.flatten(), out, EPS, (kept, 1))
+    assert torch.equal(kept[:, 1], residual + delta) and kept[:, ::2].eq(7).all()
+    for row in range(5):
+        alone, own = residual[row : row + 1].clone(), torch.empty(1, 8)
+        rms_norm(alone, delta[row : row + 1], weights[row % 2].clone(), own, EPS)
+        assert torch.equal(out[row], own[0])
+
+
 @pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 40])
 @pytest.mark.parametrize("columns", [1, 7, 8, 20, 1536])
 def test_silu_mul_matches_its_reference(rows, columns):

@@ -104,6 +104,20 @@ def test_rms_norm_takes_rows_that_registers_cannot_hold(cuda_backend, columns):
     assert_close(out, expected)
 
 
+@pytest.mark.parametrize("with_delta", [False, True])
+@pytest.mark.parametrize("columns", [7, 20, 4104])
+def test_rms_norm_keeps_the_residual_and_takes_weights_in_turn(cuda_backend, columns, with_delta):
+    residual, weights = randn(5, columns), randn(2, columns, seed=2)
+    delta = cuda_backend.put(randn(5, columns, seed=3)) if with_delta else None
+    rows, kept = cuda_backend.put(residual.clone()), cuda_backend.put(torch.full((5, 3, columns), POISON))
+    out = torch.empty_like(rows)
+    rms_norm(rows, delta, cuda_backend.put(weights.flatten()), out, EPS, (kept, 2))
+    assert torch.equal(kept[:, 2], rows) and kept[:, :2].eq(POISON).all()
+    for row in range(5):
+        own = normed(cuda_backend, rows[row : row + 1].cpu(), None, weights[row % 2], torch.float32)[1]
+        assert torch.equal(out[row].cpu(), own[0])
+
+
 @every_gate
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 7, 8, 20, 1023, 1024, 1028, 1536])
@@ -220,6 +234,21 @@ def check_rope(backend, arguments, heads, dim):
     assert_close(k, expected.k_cache)
     assert torch.equal(v.nan_to_num(POISON), expected.v_cache.to(v.dtype).nan_to_num(POISON))
     return q, k, v
+
+
+def test_keys_and_values_may_lie_among_other_columns(backend):
+    """Those of several layers are made by one product."""
+    arguments = rope_arguments([comb(20), chain(3)], [70, 2], 0, 2, 16, torch.float32)
+    wide = torch.cat([randn(23, 64, seed=5), arguments[0], randn(23, 64, seed=6)], dim=1)
+    *rest, view = put_copies(backend, arguments)
+    *others, seen = put_copies(backend, [wide, *arguments[1:]])
+    q = backend.put(torch.empty(23, 0, 16))
+    rope_cache(*rest, view, q, EPS)
+    rope_cache(*others, seen, q, EPS, 64)
+    for cache, expected in ((seen.k_cache, view.k_cache), (seen.v_cache, view.v_cache)):
+        assert torch.equal(cache.nan_to_num(POISON), expected.nan_to_num(POISON))
+    with pytest.raises(ValueError, match=r"^first: 64 columns from 129 on do not fit into 192"):
+        rope_cache(*others, seen, q, EPS, 129)
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)

@@ -6,6 +6,7 @@ import torch
 from specengine.ops import linear as linear_ops
 from specengine.ops.autotune import VARIANTS, LinearChoices
 from specengine.ops.linear import LIBRARY, Projection, linear_argmax_cuda, linear_cuda
+from specengine.ops.row_tools import FixedRows, take_rows
 from specengine.ops.weight import FLOAT_FORMATS, Weight, gather_rows
 from tests.ops.cases import randn
 
@@ -192,6 +193,32 @@ def test_gather_rows_gives_the_rows_and_zeros_for_padding(cuda_backend, dtype):
     gather_rows(weight, ids, out)
     assert torch.equal(out[[0, 2, 3, 4]], weight.data[[3, 0, 19, 3]].float())
     assert (out[[1, 5, 6, 7]] == 0).all()
+    wide = torch.full_like(out, torch.nan)
+    gather_rows(weight, ids.long(), wide)
+    assert torch.equal(wide, out)
+
+
+@every_dtype
+def test_rows_are_taken_by_numbers_of_the_host_or_the_device(cuda_backend, dtype):
+    rows, fixed = cuda_backend.put(randn(6, 2, 8)), FixedRows()
+    for picked in ([4, 0, 4], [2]):
+        expected = rows[picked].to(dtype)
+        numbers = torch.tensor(picked, device=cuda_backend.device)
+        for found in (
+            take_rows(rows, numbers, dtype),
+            take_rows(rows, numbers.int(), dtype),
+            fixed.take(rows, picked, dtype),
+            fixed.take(rows, picked, dtype),
+        ):
+            assert torch.equal(found, expected) and found.dtype == dtype
+    assert torch.equal(take_rows(rows, [1, 3]), rows[[1, 3]])
+
+
+def test_a_product_may_write_to_a_tensor_of_its_caller(cuda_backend):
+    layer = layer_of(cuda_backend, 40, 24, torch.bfloat16, bias=True)
+    x, out = rows_of(cuda_backend, 3, 24, torch.float32), torch.full((3, 40), torch.nan, device=cuda_backend.device)
+    assert linear_cuda(x, layer, Always(0), out=out) is out
+    assert torch.equal(out, linear_cuda(x.bfloat16(), layer, Always(0)))
 
 
 def test_only_a_device_is_measured_and_what_it_chooses_is_the_product(cuda_backend, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ def put(backend, *columns):
     return (backend.put(ints(column)) for column in columns)
 
 
-def laid_out(backend, texts, counts, first, rows, unread=0, room=80):
+def laid_out(backend, texts, counts, first, rows, unread=0, room=80, blocks=None):
     text = torch.full((len(texts), room), 77, dtype=torch.int32)
     for b, own in enumerate(texts):
         text[b, : len(own)] = torch.tensor(own)
@@ -27,7 +27,7 @@ def laid_out(backend, texts, counts, first, rows, unread=0, room=80):
         backend.put(each) if isinstance(each, torch.Tensor) else next(put(backend, each))
         for each in (text, lengths, lengths, counts, first, starts)
     )
-    return pair_rows(TokenHistory(tokens, length, prompt), count, begin, start, rows, unread)
+    return pair_rows(TokenHistory(tokens, length, prompt), count, begin, start, rows, unread, blocks)
 
 
 @pytest.mark.parametrize("rows", [4, 33])
@@ -46,7 +46,15 @@ def test_pairs_are_chains_of_the_tokens_behind_their_positions_and_padding(cuda_
         assert found.rows.ancestors[own].cpu().equal(bits)
     assert found.last.tolist() == [1, 2 * rows - 1, 2 * rows]
     assert found.roots.tolist() == [[15], [59], [5]]
-    assert found.ends.tolist() == [[4, 5 + rows, -1], [5, 6 + rows, 0]]
+    assert found.last_pairs.tolist() == [4, 5 + rows, -1] and found.next_pairs.tolist() == [5, 6 + rows, 0]
+
+
+def test_blocks_begin_with_the_last_committed_tokens(cuda_backend):
+    blocks = cuda_backend.put(torch.full((2, 3), 9, dtype=torch.int32))
+    found = laid_out(cuda_backend, [[1, 2, 3, 4], [5]], [1, 0], [0, 0], 2, blocks=blocks)
+    assert blocks.tolist() == [[4, 9, 9], [5, 9, 9]] and found.roots.tolist() == [[4], [5]]
+    with pytest.raises(ValueError, match=r"^blocks: expected shape \[B, S\] with B=2"):
+        laid_out(cuda_backend, [[1, 2, 3, 4], [5]], [1, 0], [0, 0], 2, blocks=blocks[:1])
 
 
 def test_the_last_pairs_may_be_left_out(cuda_backend):
@@ -54,9 +62,9 @@ def test_the_last_pairs_may_be_left_out(cuda_backend):
     assert found.rows.tokens.tolist() == [2, 3, -1, -1, -1, -1]
 
 
-def kept_pairs(backend, path, lengths, ends, counts, first, add, rows=3, room=4):
+def kept_pairs(backend, path, lengths, ends, counts, first, add, rows=3, room=4, dtype=torch.float32):
     """A cycle of two requests with `rows` rows each, whose hidden states are their numbers."""
-    hidden = torch.arange(2.0 * rows)[:, None].expand(-1, 5).contiguous()
+    hidden = torch.arange(2.0 * rows)[:, None].expand(-1, 5).to(dtype).contiguous()
     accepted = Accepted.empty(2, len(path[0]), device=backend.device)
     for name, values in (("path", path), ("path_length", lengths)):
         getattr(accepted, name).copy_(torch.tensor(values))
@@ -67,9 +75,10 @@ def kept_pairs(backend, path, lengths, ends, counts, first, add, rows=3, room=4)
     return kept[:, :, 0].tolist(), count.tolist(), begin.tolist()
 
 
-def test_a_cycle_leaves_the_pairs_of_its_path(cuda_backend):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_cycle_leaves_the_pairs_of_its_path(cuda_backend, dtype):
     kept, counts, first = kept_pairs(
-        cuda_backend, [[0, 2, -1], [0, -1, -1]], [2, 1], [12, 9], [1, 3, 8], [5, 5, 5], False
+        cuda_backend, [[0, 2, -1], [0, -1, -1]], [2, 1], [12, 9], [1, 3, 8], [5, 5, 5], False, dtype=dtype
     )
     assert kept == [[0.0, 2.0, -1, -1], [3.0, -1, -1, -1], [-1] * 4]
     assert (counts, first) == ([2, 1, 8], [9, 7, 5])  # another slot's stay
@@ -94,8 +103,9 @@ def test_pairs_beyond_the_room_are_not_kept(cuda_backend):
     assert (kept[0], counts[0], first[0]) == ([0.0, 1.0, 2.0, 3.0], 4, 2)  # the first ones are
 
 
-def test_the_last_committed_state_is_kept_alone(cuda_backend):
-    hidden = torch.arange(9.0)[:, None].expand(-1, 5).contiguous()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_last_committed_state_is_kept_alone(cuda_backend, dtype):
+    hidden = torch.arange(9.0)[:, None].expand(-1, 5).to(dtype).contiguous()
     accepted = Accepted.empty(3, 3, device=cuda_backend.device)
     accepted.path.copy_(torch.tensor([[0, 2, -1], [-1, -1, -1], [0, 1, 2]]))
     accepted.path_length.copy_(torch.tensor([2, 0, 1]))

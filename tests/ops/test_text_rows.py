@@ -71,9 +71,10 @@ def test_masks_lie_behind_the_last_token_of_requests_that_run(cuda_backend):
     bits = torch.zeros(15, 1, dtype=torch.int32)
     bits[:4], bits[5:8] = ancestor_bits([chain(4)], 1), ancestor_bits([chain(3)], 1)
     assert found.rows.ancestors.cpu().equal(bits)
-    assert found.last.tolist() == [1, 5, 10] and after == [3, 1, 0]
+    assert found.last.tolist() == [1, 2, 3, 5, 6, 7, 10, 11, 12] and after == [3, 1, 0]
     narrow, _ = laid_out(cuda_backend, texts[:1], [1], [0], 5, masks=3, mask_token=9)
     assert narrow.rows.tokens.tolist() == [1, 2, 3, 4, 9]
+    assert narrow.last.tolist() == [3, 4, 4, 4]  # no mask is missing: there is no room for it
 
 
 def test_sizes_that_do_not_fit_are_refused(cuda_backend):

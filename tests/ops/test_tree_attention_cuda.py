@@ -131,6 +131,16 @@ def problem(
     return Problem(trees, lengths, heads, cache, 2 * randn(len(rows), heads, dim, seed=9), ancestors, rows, sinks)
 
 
+def blocks(sizes, lengths, group=2, **options) -> Problem:
+    """Rows that each see their whole block: as if each were its last one."""
+    case = problem([chain(size) for size in sizes], lengths, heads=2 * group, **options)
+    for row, (b, _) in enumerate(case.rows):
+        last = sum(sizes[: b + 1]) - 1
+        case.ancestors[row] = case.ancestors[last]
+        case.rows[row] = (b, sizes[b] - 1)
+    return case
+
+
 def close(out: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     return bool((out.double() - expected).norm() <= tolerance * expected.norm())
 
@@ -174,6 +184,15 @@ def test_every_head_dim_matches(cuda_backend, dim, dtype, strict):
 @pytest.mark.parametrize("window", [1, 2, 16, 63, 64, 65, 100, 10**12])
 def test_every_sliding_window_matches(cuda_backend, window, dtype, strict):
     check(cuda_backend, *MIXED, dtype, strict, window=window)
+
+
+@all_kernels
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("sizes, group", [([5, 16], 2), ([33], 8), ([70, 1], 1)])
+def test_rows_of_a_block_may_see_the_whole_block(cuda_backend, sizes, group, window, dtype, strict):
+    case = blocks(sizes, [130, 62][: len(sizes)], group, dtype=dtype)
+    out = case.run(cuda_backend, strict, window)
+    assert close(out, case.expected(window), TOLERANCE[torch.float32 if strict else dtype])
 
 
 @kernels

@@ -56,7 +56,7 @@ __device__ int number_nodes(const Expand& op, const float* log_probs, Level* lev
 __device__ void write_node(const Expand& op, int b, int node, int count, const int* tokens, const float* log_probs,
                            const Level* levels) {
   const int64_t place = static_cast<int64_t>(b) * op.nodes + node;
-  const bool exists = node < count;
+  const bool exists = node < count || (node == 0 && count < 0);  // the root, even without a distribution
   int level = 0;
   for (int w = 0; w < op.words; ++w) {
     unsigned bits = exists && w == 0 ? 1u : 0u;
