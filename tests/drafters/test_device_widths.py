@@ -82,6 +82,7 @@ def test_a_network_beside_copies_drafts_what_it_drafts_alone(device_engine, tmp_
     expected = on_the_cpu(traced, drafter=f"{network},adaptive=false", prompts=prompts)
     combined = f"combine:prompt_lookup+{network.replace(',', ';')},nodes={ALL_CANDIDATES}"
     engine = device_engine(combined, max_batch_size=2)  # the longest answer moves to the first slot
+    assert engine.drafter.device_rows == engine.drafter.parts[1].device_rows > 0  # memory is planned with them
     widths = itertools.cycle([1, 1, ALL_CANDIDATES, *[1] * 6, ALL_CANDIDATES, ALL_CANDIDATES])
     monkeypatch.setattr(CycleGraphs, "choose", lambda graphs, size: next(widths))
     outputs = engine.generate(prompts, traced)
