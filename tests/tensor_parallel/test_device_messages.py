@@ -2,7 +2,9 @@
 
 from collections import deque
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -10,6 +12,7 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.prefill.chains import PromptChains
 from specengine.tensor_parallel.device.follower import DeviceFollower
+from specengine.tensor_parallel.device.messages import BeginCapture, DropGraphs, EndCapture
 from specengine.tensor_parallel.device.passes import DevicePasses
 from specengine.tensor_parallel.passes import RankPass
 from specengine.utils import cuda_graphs
@@ -87,3 +90,30 @@ def test_all_ranks_overlap_launches(monkeypatch):
         ranks.first.overlap_launches(enabled)
         ranks.deliver()
     assert chosen == [True, True, False, False]
+
+
+class Captured:
+    """A graph. pool: of its memory."""
+
+    def __init__(self, pool):
+        self.pool = pool
+
+
+def test_another_rank_shares_pools_as_the_first_does_and_frees_what_it_drops(monkeypatch):
+    handles, captured = count(), WeakValueDictionary()
+
+    def capture_graph(run, device, *, pool, warm_up):
+        run()
+        graph = captured[len(pools)] = Captured(pool)
+        pools.append(pool)
+        return graph
+
+    pools = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    monkeypatch.setattr("specengine.tensor_parallel.device.follower.capture_graph", capture_graph)
+    handlers = DeviceFollower((1, 2, CPU), HIDDEN, EndCapture, None, None, {}).handlers
+    for number, pool in enumerate(("a", "a", "b", None)):
+        handlers[BeginCapture](BeginCapture(number, pool))
+    assert pools == [0, 0, 1, None]
+    handlers[DropGraphs](DropGraphs((0, 2)))
+    assert [*captured] == [1, 3]
