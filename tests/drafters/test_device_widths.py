@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.engines import ids
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 LAYOUTS = eagle_files.layouts()
+ALL_CANDIDATES = 32  # as many nodes as the networks below and a copy have candidates, or more
 PARAMS = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
@@ -68,6 +70,29 @@ def test_a_draft_behind_plain_cycles_is_the_draft_behind_drafts(device_engine, t
             if len(ours[length]) > 2 and length in theirs:
                 compared += 1
                 assert ours[length] == theirs[length], length
+    assert compared > 2
+
+
+@pytest.mark.parametrize("name", ["eagle3", "glide"])
+def test_a_network_beside_copies_drafts_what_it_drafts_alone(device_engine, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(backlog, "PLAIN_CYCLES", 2)
+    network = MAKERS[name](tmp_path / "draft")
+    prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[3]]
+    traced = [dataclasses.replace(GREEDY, max_new_tokens=count, trace=True) for count in (5, 20, 4)]
+    expected = on_the_cpu(traced, drafter=f"{network},adaptive=false", prompts=prompts)
+    combined = f"combine:prompt_lookup+{network.replace(',', ';')},nodes={ALL_CANDIDATES}"
+    engine = device_engine(combined, max_batch_size=2)  # the longest answer moves to the first slot
+    assert engine.drafter.device_rows == engine.drafter.parts[1].device_rows > 0  # memory is planned with them
+    widths = itertools.cycle([1, 1, ALL_CANDIDATES, *[1] * 6, ALL_CANDIDATES, ALL_CANDIDATES])
+    monkeypatch.setattr(CycleGraphs, "choose", lambda graphs, size: next(widths))
+    outputs = engine.generate(prompts, traced)
+    assert ids(outputs) == ids(expected)
+    compared = 0
+    for ours, theirs in zip(map(drafts, outputs), map(drafts, expected), strict=True):
+        for length in [*ours]:
+            if len(ours[length]) > 1 and length in theirs:
+                compared += len(theirs[length]) > 1
+                assert not Counter(theirs[length]) - Counter(ours[length]), length
     assert compared > 2
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from specengine import Engine, RankFailed
 from specengine.draft_trees.tree import TreeBatch
 from specengine.tensor_parallel.device.collectives import Collectives
+from specengine.tensor_parallel.device.follower import DeviceFollower
+from specengine.tensor_parallel.device.messages import BeginCapture, DropGraphs, EndCapture
 from specengine.tensor_parallel.device.passes import DevicePasses
 from specengine.tensor_parallel.loading import load_model
 from specengine.utils.cuda_graphs import DeviceGraphs, device_turn
@@ -91,6 +94,32 @@ def test_a_failed_capture_leaves_the_ranks_in_step(monkeypatch):
             graph = target.graphs.capture(run)
             graph.replay()
             assert runs[0].tolist() == runs[2].tolist() == runs[4].tolist()
+
+
+@pytest.mark.parametrize("run_before", [True, False])
+def test_the_other_ranks_drop_a_graph_that_the_first_one_does_not_get(monkeypatch, run_before):
+    sent, dropped = [], []
+
+    @contextmanager
+    def broadcast(message):
+        sent.append(type(message))
+        yield
+
+    def capture_graph(run, device, *, pool, warm_up):
+        if run_before:
+            run()
+        raise MemoryError("no room for the graph")  # behind the last message of the capture, or before the first one
+
+    monkeypatch.setattr("specengine.tensor_parallel.device.passes.capture_graph", capture_graph)
+    passes = DevicePasses.__new__(DevicePasses)
+    DeviceGraphs.__init__(passes, torch.device("cpu"))
+    passes._group = SimpleNamespace(failure=None, broadcast=broadcast, drop_graph=dropped.append)
+    passes._numbers = iter([7])
+    with pytest.raises(MemoryError):
+        passes.capture(lambda: None)
+    assert sent == [BeginCapture, EndCapture] * run_before and dropped == [7]
+    follower = DeviceFollower((1, 2, torch.device("cpu")), 8, lambda: None, lambda _: None, None, {})
+    follower.handlers[DropGraphs](DropGraphs((7,)))  # it may not have begun
 
 
 def test_a_wait_for_a_device_tells_of_a_rank_that_ended_meanwhile():

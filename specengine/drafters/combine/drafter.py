@@ -44,8 +44,8 @@ NODES = 16  # of the largest tree, on the host
 class Config:
     """The options.
 
-    nodes: of the largest tree, root included. 0: 16; in captured cycles as many as the network's own, where rows of a
-    pass cost less.
+    nodes: of the largest tree, root included. 0: 16; in captured cycles, where rows of a pass cost less, as many as the
+    network's own if these are more.
     adaptive: keep the nodes that pay, and skip parts that do not; otherwise every part drafts, and the likeliest nodes
     stay. It holds for every part that has this option and does not set its own.
     """

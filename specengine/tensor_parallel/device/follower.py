@@ -119,4 +119,4 @@ class DeviceFollower:
 
     def _drop_graphs(self, message: DropGraphs) -> None:
         for number in message.graphs:
-            del self._graphs[number]
+            self._graphs.pop(number, None)  # None: the first rank failed before it began to capture

@@ -85,14 +85,15 @@ class DevicePasses(DeviceGraphs):
             self._send(BeginCapture(number, pool))
             try:
                 run()
-            except BaseException:
-                self._group.drop_graph(number)
-                raise
             finally:  # behind an error too: the other ranks would capture all passes that follow
                 if self._group.failure is None:
                     self._send(EndCapture())
 
-        graph = capture_graph(run_captured, self._device, pool=pool, warm_up=run)
+        try:
+            graph = capture_graph(run_captured, self._device, pool=pool, warm_up=run)
+        except BaseException:
+            self._group.drop_graph(number)  # the others may have captured it, also where it fails behind EndCapture
+            raise
         return RankGraph(number, graph, self._group)
 
     def overlap_launches(self, enabled: bool) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from specengine.drafters.capabilities import drafts_in_cycles
-from specengine.drafters.combine.captured import CopiesBatch
+from specengine.drafters.combine.captured import CapturedPair, CopiesBatch
+from specengine.drafters.prompt_lookup.drafter import PRIOR, Config
 from specengine.rules.base import Wants
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED
 from tests.engine.prefixes import SPECS
@@ -96,6 +97,30 @@ def test_copies_are_no_longer_than_there_is_room(cuda_backend, candidates, level
     tokens, *_, found = CopiesBatch(batch, chances, (1, 64)).selected(*columns, one, levels)
     assert found == levels and tokens.shape[1] == candidates + copied
     assert tokens[0, candidates:].tolist() == ([8, 9, 7] * 22)[:copied]
+
+
+@pytest.mark.parametrize(("least", "copied"), [(1, [8, 9]), (2, [-1, -1])])
+def test_a_copy_is_drafted_without_the_network_and_follows_no_shorter_match_than_its_part_allows(
+    cuda_backend, least, copied
+):
+    def put(values):
+        return cuda_backend.put(torch.tensor(values, dtype=torch.int32))
+
+    one, root = put([1]), put([[7]])
+    text = SimpleNamespace(tokens=put([[7, 8, 9, 7]]), length=put([4]))
+    batch = SimpleNamespace(history=text, limits=SimpleNamespace(active=one), selected=lambda *all_of_them: all_of_them)
+    columns = root, -root.clamp(max=1), root * 0, (root * 0).float()
+    network = SimpleNamespace(draft_on_device=lambda shown: shown.selected(*columns, one * 0, 2))
+    rates = SimpleNamespace(rates=lambda: PRIOR)
+    copies = SimpleNamespace(acceptance=rates, config=Config(min_ngram=least))
+    tokens, *_, known, _ = CapturedPair(copies, network, 1, cuda_backend.device).draft(batch)
+    assert tokens.tolist() == [[7, *copied]] and known.tolist() == [copied[0] > 0]
+
+
+def test_a_combination_in_captured_cycles_has_the_nodes_of_its_network_or_16(device_engine, folders):
+    network = f"eagle3:{folders['eagle3']};nodes="
+    for parts, nodes in ((f"{network}8", 16), (f"{network}24", 24), (f"suffix+{network}24", 16)):
+        assert device_engine(f"combine:prompt_lookup+{parts}").drafter.max_nodes == nodes
 
 
 def test_other_mixtures_draft_between_the_cycles(device_engine, folders):
