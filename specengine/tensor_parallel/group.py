@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 
 import torch
@@ -70,11 +70,15 @@ class Group:
                 yield
 
     def call_after_end(self, end: Callable[[], None]) -> None:
-        """Calls `end` in a thread of its own once a rank has ended; with the group all do.
+        """Calls `end` in a thread of its own once a rank has ended or hangs; with the group all end.
 
         Whatever the first rank waits for meanwhile, it must not wait for that rank.
         """
         self._ranks.call_after_end(end)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Waits for a device in its body; see RankProcesses.waiting()."""
+        return self._ranks.waiting()
 
     def new_cache(self) -> int:
         """Returns the number of a new cache, the same in all ranks."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,8 @@ from specengine.tensor_parallel.messages import Ready, Start, encode_message, en
 from specengine.tensor_parallel.thread_share import thread_share
 
 LOADING_SECONDS = 600.0  # in which a rank must have read its part
+# A cycle of devices may take so long: prompts between two cycles take tens of seconds at most. Then a rank hangs.
+CYCLE_SECONDS = 300.0
 _ENDING_SECONDS = 1.0  # in which the system reports how a process ended, after its connection closed
 _WATCHING_SECONDS = 0.05  # between two looks at the processes: how long a device waits in vain, at most
 _REAPING_SECONDS = 10.0  # in which a killed process is gone, unless a hanging disk keeps it
@@ -42,11 +44,15 @@ class RankProcesses:
         self.owner = os.getpid()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
+        self._hung: str | None = None
+        self._waits_since: float | None = None  # for a device
         thread_share.add(size)
 
     @property
     def ended(self) -> str | None:
         """How the first ended rank ended; None while all run. Any thread may ask, because nothing is received."""
+        if self._hung is not None:
+            return self._hung
         for rank, process in enumerate(self._processes, start=1):
             if (status := process.poll()) is not None:
                 return f"rank {rank} (process {process.pid}) {_ending(status)}"
@@ -60,12 +66,26 @@ class RankProcesses:
             (f"rank {rank} (process {process.pid})" for rank, (process, end) in ranks if end.silent), "a process"
         )
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Waits for a device in its body. After CYCLE_SECONDS a rank hangs, and all are ended."""
+        self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+
     def call_after_end(self, end: Callable[[], None]) -> None:
-        """Calls `end` in a thread of its own once a process has ended; not while this process exits."""
+        """Calls `end` in a thread of its own once a process has ended or hangs; not while this process exits."""
 
         def watch() -> None:
             while not self.ended:
                 time.sleep(_WATCHING_SECONDS)
+                since = self._waits_since
+                if since is not None and time.monotonic() - since > CYCLE_SECONDS:
+                    self._hung = f"a cycle took longer than {CYCLE_SECONDS:g} s"
+                    for process in self._processes:
+                        process.kill()
             if threading.main_thread().is_alive():
                 end()
 

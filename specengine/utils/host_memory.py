@@ -16,9 +16,14 @@ def is_host(device: torch.device) -> bool:
 
 
 def put_ints(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
-    """Returns int32 arrays as tensors; they reach a device in one copy, which waits for no earlier work there."""
+    """Returns int32 arrays as tensors; they reach a device in one copy, which waits for no earlier work there.
+
+    They are pinned: CUDA may wait for a stream before it copies other memory. torch keeps them until the copy is over.
+    """
     if is_host(device):
         return [torch.from_numpy(array) for array in arrays]
-    together = np.concatenate([array.reshape(-1) for array in arrays])
-    parts = torch.from_numpy(together).to(device, non_blocking=True).split([array.size for array in arrays])
+    sizes = [array.size for array in arrays]
+    together = torch.empty(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
+    np.concatenate([array.reshape(-1) for array in arrays], out=together.numpy())
+    parts = together.to(device, non_blocking=True).split(sizes)
     return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -78,7 +78,7 @@ class FakeCuda(FakeTensorMode):
         device = kwargs.get("device")
         on_device = device is not None and torch.device(device).type == "cuda"
         if not on_device and not any(isinstance(leaf, FakeTensor) for leaf in leaves):
-            return func(*args, **kwargs)
+            return func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
         if self._inside:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self._strict:

@@ -4,7 +4,7 @@ import dataclasses
 import gc
 import os
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 
 from specengine import Engine, RankFailed
 from specengine.draft_trees.tree import TreeBatch
+from specengine.tensor_parallel import rank_processes
 from specengine.tensor_parallel.device.collectives import Collectives
 from specengine.tensor_parallel.device.follower import DeviceFollower
 from specengine.tensor_parallel.device.messages import BeginCapture, DropGraphs, EndCapture
@@ -125,7 +126,7 @@ def test_the_other_ranks_drop_a_graph_that_the_first_one_does_not_get(monkeypatc
 def test_a_wait_for_a_device_tells_of_a_rank_that_ended_meanwhile():
     passes = DevicePasses.__new__(DevicePasses)
     DeviceGraphs.__init__(passes, torch.device("cpu"))
-    passes._group = SimpleNamespace(failure=None)
+    passes._group = SimpleNamespace(failure=None, waiting=nullcontext)
     passes.wait_for(SimpleNamespace(synchronize=lambda: None))
     ended = SimpleNamespace(synchronize=lambda: setattr(passes._group, "failure", "rank 1 ended"))
     with pytest.raises(RankFailed, match="rank 1 ended; make a new engine"):
@@ -148,6 +149,21 @@ def test_collectives_are_aborted_when_a_rank_ends_whatever_the_first_waits_for(m
         assert aborted.wait(10)
         assert "was ended by signal 9" in model.target.failure
         released.set()
+
+
+@ON_THE_SIMULATOR
+def test_a_cycle_that_does_not_end_ends_all(monkeypatch):
+    others, aborted = {child.pid for child in ranks()}, threading.Event()
+    monkeypatch.setattr(rank_processes, "CYCLE_SECONDS", 0.5)
+    with captured_ranks(monkeypatch):
+        monkeypatch.setattr(StandinCollectives, "abort", lambda _: aborted.set())
+        target = captured_model().target
+        own(others)[-1].suspend()
+        target.graphs.wait_for(SimpleNamespace(synchronize=lambda: None))  # a cycle that ends
+        assert not aborted.wait(0.8)
+        with pytest.raises(RankFailed, match=r"a cycle took longer than 0\.5 s; make a new engine"):
+            target.graphs.wait_for(SimpleNamespace(synchronize=lambda: aborted.wait(10)))
+        assert aborted.is_set() and target.failure == "a cycle took longer than 0.5 s"
 
 
 @ON_THE_SIMULATOR

@@ -101,8 +101,9 @@ class DevicePasses(DeviceGraphs):
         super().overlap_launches(enabled)
 
     def wait_for(self, event: torch.cuda.Event) -> None:
-        """Waits for an event. Raises RankFailed where a rank ended: then nobody knows what this device computed."""
-        event.synchronize()  # ends after abort() at the latest
+        """Waits for an event. Raises RankFailed where a rank ended or hangs: nobody knows then what was computed."""
+        with self._group.waiting():
+            event.synchronize()  # ends after abort() at the latest
         if (reason := self._group.failure) is not None:
             raise RankFailed(f"tensor_parallel: {reason}; make a new engine")
 
