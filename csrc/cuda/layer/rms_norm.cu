@@ -6,7 +6,8 @@
 namespace specengine {
 namespace {
 
-template <typename Out, bool kAligned>
+// kKept: whether the residual is also written to a layer of `kept`. Then registers have no room for weights ahead.
+template <typename Out, bool kAligned, bool kKept>
 __global__ void __launch_bounds__(kMostThreads)
     rms_norm_kernel(float* residual, const float* delta, const float* weights, Out* out, float* kept, int64_t kept_step,
                     int columns, int turns, float eps) {
@@ -21,7 +22,7 @@ __global__ void __launch_bounds__(kMostThreads)
       x = {x.x + d.x, x.y + d.y, x.z + d.z, x.w + d.w};
       store_four<kAligned>(residual + first + c, x, columns - c);
     }
-    if (kept != nullptr) store_four<kAligned>(kept + blockIdx.x * kept_step + c, x, columns - c);
+    if constexpr (kKept) store_four<kAligned>(kept + blockIdx.x * kept_step + c, x, columns - c);
     sum = add_squares(x, sum);
   };
   float4 held[kHeld] = {}, other[kHeld] = {};  // all loads come before the first store, which could alias them
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kMostThreads)
   for (int i = 0; i < kHeld; ++i) {
     const int c = 4 * threadIdx.x + i * step;
     if (c < columns) add(c, held[i], other[i]);
-    if (c < columns) other[i] = load_four<kAligned>(weight + c, columns - c);  // needs no result of the reduction
+    if (!kKept && c < columns) other[i] = load_four<kAligned>(weight + c, columns - c);  // needs no reduction
   }
   for (int c = 4 * threadIdx.x + kHeld * step; c < columns; c += step) {
     float4 x = load_four<kAligned>(residual + first + c, columns - c), d{};
@@ -50,18 +51,18 @@ __global__ void __launch_bounds__(kMostThreads)
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const int c = 4 * threadIdx.x + i * step;
-    if (c < columns) put(c, held[i], other[i]);
+    if (c < columns) put(c, held[i], kKept ? load_four<kAligned>(weight + c, columns - c) : other[i]);
   }
   for (int c = 4 * threadIdx.x + kHeld * step; c < columns; c += step) {
     put(c, load_four<kAligned>(residual + first + c, columns - c), load_four<kAligned>(weight + c, columns - c));
   }
 }
 
-template <typename Out, bool kAligned>
+template <typename Out, bool kAligned, bool kKept>
 void launch_for(const RmsNorm& op) {
   const int columns = static_cast<int>(op.residual.shape[1]);
   launch({"rms_norm", static_cast<unsigned>(op.residual.shape[0]), norm_threads(columns), 0, op.residual.stream},
-         rms_norm_kernel<Out, kAligned>, op.residual.as<float>(), op.delta.as<float>(), op.weight.as<float>(),
+         rms_norm_kernel<Out, kAligned, kKept>, op.residual.as<float>(), op.delta.as<float>(), op.weight.as<float>(),
          op.out.as<Out>(), kept_layer(op.kept, op.place), kept_step(op.kept), columns, static_cast<int>(op.weights()),
          op.eps);
 }
@@ -74,7 +75,9 @@ void run_cuda(const RmsNorm& op) {
   const bool aligned = rows_are_aligned(op.residual.shape[1], {&op.residual, &op.delta, &op.weight, &op.out, &op.kept});
   with_float_type(op.out.dtype, [&](auto zero) {
     using Out = decltype(zero);
-    aligned ? launch_for<Out, true>(op) : launch_for<Out, false>(op);
+    const bool kept = op.kept.given();
+    if (aligned) return kept ? launch_for<Out, true, true>(op) : launch_for<Out, true, false>(op);
+    kept ? launch_for<Out, false, true>(op) : launch_for<Out, false, false>(op);
   });
 }
 
