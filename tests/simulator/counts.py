@@ -207,9 +207,9 @@ def draft_lookup(core: ModuleType, nodes: int, batch: int) -> None:
 
 def expand_level(core: ModuleType, vocabulary: int) -> None:
     """The first level of a chain."""
-    one = torch.ones(1, dtype=torch.int32)
+    roots, known = torch.ones(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     plan = GrowthPlan.of(1, CHAIN, 1, 1, 1, CPU)
-    GrowingTrees(plan, one[:, None], one, None).expand(torch.zeros(1, vocabulary))
+    GrowingTrees(plan, roots, known, None).expand(torch.zeros(1, vocabulary))
 
 
 def select(core: ModuleType, nodes: int) -> None:
