@@ -158,11 +158,11 @@ def test_an_unwritable_folder_only_costs_the_file(cache):
 
 
 def test_the_library_multiplies_where_it_is_chosen():
-    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
     weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(2)).bfloat16()
     layer = Projection((Weight(weight, 24, "bfloat16"),), torch.arange(24.0))
     choices = LinearChoices(CPU, timer=Clock(rows8=[LIBRARY]))
     choices.tune(layer, [3])
-    expected = x.bfloat16().float() @ weight.float().T + layer.bias
+    expected = x.float() @ weight.float().T + layer.bias
     torch.testing.assert_close(linear_cuda(x, layer, choices), expected)
     assert linear_argmax_cuda(x, layer, choices).tolist() == expected.argmax(dim=1).tolist()
