@@ -140,6 +140,7 @@ void rope_cache(const RopeCache& op) {
 }  // namespace
 
 void run(const RmsNorm& op) {
+  if (op.residual.numel() == 0) return;
   const int64_t C = op.residual.shape[1], layers = op.kept.given() ? op.kept.shape[1] : 0;
   parallel_for(op.residual.shape[0], [&](int64_t m) {
     const float* weight = op.weight.as<float>() + m % op.weights() * C;

@@ -29,7 +29,8 @@ inline void check_ancestors(const KvCacheView& cache, const TensorView& ancestor
   }
 }
 
-// A node sees the whole prefix, its ancestors and itself.
+// A node sees the whole prefix, its ancestors and itself. CUDA: or other nodes of its request, as its bits say; its
+// position follows from how many these are. The CPU refuses bits of later nodes.
 //
 // CUDA: D is a multiple of 8, at most 256, and ancestors are needed (a chain longer than a tree is prefill). A row
 // without any ancestor bit is padding and becomes zeros; its cache slot is never read. A float32 cache is always

@@ -52,7 +52,7 @@ def take_rows(
     if not isinstance(picked, torch.Tensor):
         return array[list(picked)]
     out = torch.empty(len(picked), *rows.shape[1:], dtype=dtype or rows.dtype, device=rows.device)
-    _C.gather_rows(rows.contiguous().view(len(rows), -1), picked, out.view(len(picked), -1))
+    _C.gather_rows(rows.contiguous().flatten(1), picked, out.flatten(1))
     return out
 
 

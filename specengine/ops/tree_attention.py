@@ -42,7 +42,7 @@ def tree_attention(
     arrived=None,
     upcoming=None,
 ) -> None:
-    """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself.
+    """out[M, H, D]: every node attends to the whole prefix, its ancestors and itself; on CUDA to all nodes of its bits.
 
     q: float32 [M, H, D].  cache: one layer, float32, bfloat16 or float16.
     ancestors: int32 bits [M, W], bit j set if node j is on the row's path; None: every request is a chain.

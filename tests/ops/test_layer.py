@@ -77,6 +77,10 @@ def test_rms_norm_matches_its_reference(rows, columns, with_delta):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_rms_norm_takes_rows_without_columns():
+    rms_norm(torch.empty(2, 0), None, torch.empty(0), torch.empty(2, 0), EPS)
+
+
 def test_rms_norm_keeps_the_residual_and_takes_weights_in_turn():
     residual, delta, weights = randn(5, 8), randn(5, 8, seed=3), randn(2, 8, seed=2)
     kept, out, rows = torch.full((5, 3, 8), 7.0), torch.empty(5, 8), residual.clone()

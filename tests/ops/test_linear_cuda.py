@@ -212,6 +212,7 @@ def test_rows_are_taken_by_numbers_of_the_host_or_the_device(cuda_backend, dtype
         ):
             assert torch.equal(found, expected) and found.dtype == dtype
     assert torch.equal(take_rows(rows, [1, 3]), rows[[1, 3]])
+    assert take_rows(rows, torch.zeros(0, dtype=torch.int64, device=cuda_backend.device)).shape == (0, 2, 8)
 
 
 def test_a_product_may_write_to_a_tensor_of_its_caller(cuda_backend):

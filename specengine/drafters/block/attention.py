@@ -98,13 +98,12 @@ class AttentionAt:
         """
         a = self._of
         views = {mask.seen_from(slot, a.size) for slot in range(a.size)}
-        if mask.causal and len({window for _, window in views}) == 1:
-            out = self._as_blocks(q, keys, values, mask.window, dtype, True)
+        (last, window), *_ = views
+        if mask.causal and all(other == window for _, other in views):
+            out = self._as_blocks(q, keys, values, window, dtype, True)
         elif len(views) == 1 and not is_host(q.device):
-            ((_, window),) = views
             out = self._as_blocks(q, keys, values, window, dtype, False)
         elif len(views) == 1 and a.size * a.heads // a.kv_heads <= MOST_HEADS:
-            ((last, window),) = views
             out = self._as_heads(q, keys, values, last, window, dtype)
         else:
             out = self._slot_by_slot(q, keys, values, mask, dtype)
