@@ -134,8 +134,8 @@ class LayerwiseDecoder:
         """As Decoder; the caller answers for slots and positions. experts: stays as it is.
 
         chains: see tree_attention_cuda.
-        inputs: [M, hidden], which are copied; or [M, 1, hidden], which become the stream and are overwritten. They may be
-        at_layers itself, where only the last layer's output is wanted.
+        inputs: [M, hidden], which are copied; or [M, 1, hidden], which become the stream and are overwritten.
+        The latter may be at_layers itself, where only the last layer's output is wanted.
         """
         c, ops, rows = self.config, self.ops, len(tree.tokens)
 
