@@ -117,7 +117,7 @@ def _fastest(seconds: dict[str, float], ways: Iterable[str]) -> str:
 
 
 def _strict_ways(columns: int) -> list[str]:
-    """Returns the variants that strict products over so many columns choose from: all of one number of warps."""
+    """Returns the variants for strict products over so many columns. All have the same number of warps."""
     warps = "16" if columns >= MANY_COLUMNS else "8"
     return [name for name in VARIANTS if name.partition("x")[2] == warps]
 

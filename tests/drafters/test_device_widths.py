@@ -50,6 +50,13 @@ def drafts(output):
     return {length: sorted(cycle.tokens) for length, cycle in zip(lengths, output.trace, strict=False)}
 
 
+def drafts_of_both(outputs, expected):
+    """Lengths of text behind which both drafted, and the drafts of both."""
+    for ours, theirs in zip(map(drafts, outputs), map(drafts, expected), strict=True):
+        for length in ours.keys() & theirs.keys():
+            yield length, ours[length], theirs[length]
+
+
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name, params", CASES)
 def test_a_draft_behind_plain_cycles_is_the_draft_behind_drafts(device_engine, tmp_path, monkeypatch, name, params):
@@ -65,11 +72,10 @@ def test_a_draft_behind_plain_cycles_is_the_draft_behind_drafts(device_engine, t
     outputs = engine.generate(prompts, traced)
     assert ids(outputs) == ids(expected)
     compared = 0
-    for ours, theirs in zip(map(drafts, outputs), map(drafts, expected), strict=True):
-        for length in [*ours]:
-            if len(ours[length]) > 2 and length in theirs:
-                compared += 1
-                assert ours[length] == theirs[length], length
+    for length, ours, theirs in drafts_of_both(outputs, expected):
+        if len(ours) > 2:
+            compared += 1
+            assert ours == theirs, length
     assert compared > 2
 
 
@@ -88,11 +94,10 @@ def test_a_network_beside_copies_drafts_what_it_drafts_alone(device_engine, tmp_
     outputs = engine.generate(prompts, traced)
     assert ids(outputs) == ids(expected)
     compared = 0
-    for ours, theirs in zip(map(drafts, outputs), map(drafts, expected), strict=True):
-        for length in [*ours]:
-            if len(ours[length]) > 1 and length in theirs:
-                compared += len(theirs[length]) > 1
-                assert not Counter(theirs[length]) - Counter(ours[length]), length
+    for length, ours, theirs in drafts_of_both(outputs, expected):
+        if len(ours) > 1:
+            compared += len(theirs) > 1
+            assert not Counter(theirs) - Counter(ours), length
     assert compared > 2
 
 
