@@ -1,6 +1,6 @@
 """Keeps compiled cores in the user's cache folder, each under a hash of everything that decides what is compiled.
 
-SPECENGINE_BUILD_CACHE=0 turns the cache off.
+SPECENGINE_BUILD_CACHE=0 turns the cache off, and so does SPECENGINE_CACHE=off.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 KEPT = 4  # cores; one is 2 MB without CUDA, 20 MB with it
+SCRIPTS = ("CMakeLists.txt", "setup.py", "cuda_choice.py")  # which decide what is compiled, and how
 VARIABLES = (
     *("CC", "CXX", "CFLAGS", "CPPFLAGS", "CXXFLAGS", "LDFLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
     *("CUDACXX", "CUDAFLAGS", "CUDAHOSTCXX", "CUDAARCHS", "CUDA_PATH", "CUDA_HOME", "CUDAToolkit_ROOT"),
@@ -24,19 +25,25 @@ VARIABLES = (
 )
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Returns the folder of the cached cores; None where the cache is turned off or the user has no home folder."""
-    # Code for the CPU at hand must not reach another machine that shares the home folder.
-    native = any("native" in value for value in build_variables(environment).values())
-    if environment.get("SPECENGINE_BUILD_CACHE") == "0" or native:
-        return None
-    if chosen := environment.get("SPECENGINE_CACHE"):
-        return Path(chosen).expanduser() / "build"
+def user_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Returns the folder of everything that is cached for this user; None without a home folder."""
+    chosen = environment.get("SPECENGINE_CACHE")
     try:
-        base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        if chosen:
+            return None if chosen == "off" else Path(chosen).expanduser()
+        return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specengine"
     except RuntimeError:
         return None
-    return Path(base) / "specengine" / "build"
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Returns the folder of the cached cores; None where the cache is turned off or there is no home folder."""
+    # Code for the CPU at hand must not reach another machine that shares the home folder.
+    native = any("native" in value for value in build_variables(environment).values())
+    folder = user_folder(environment)
+    if environment.get("SPECENGINE_BUILD_CACHE") == "0" or native or folder is None:
+        return None
+    return folder / "build"
 
 
 def build_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +67,7 @@ def core_key(root: Path, facts: Iterable[str], environment: Mapping[str, str] = 
     """Hashes the sources below `root`, the build's environment and further facts, for instance `versions()`."""
     key = hashlib.sha256()
     sources = sorted(path for path in (root / "csrc").rglob("*") if path.is_file())
-    for path in (*sources, *(root / name for name in ("CMakeLists.txt", "setup.py"))):
+    for path in (*sources, *(root / name for name in SCRIPTS)):
         content = path.read_bytes()
         key.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     for text in (*facts, *map(repr, build_variables(environment).items())):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,11 +11,13 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT))  # an isolated build does not look for modules here
 
-from build_cache import build_or_fetch, cache_folder, core_key, place, versions  # noqa: E402
+from build_cache import build_or_fetch, cache_folder, core_key, place, user_folder, versions  # noqa: E402
+from build_log import BuildLog  # noqa: E402
+from cuda_choice import choose_for  # noqa: E402
 
 
 class CMakeBuild(build_ext):
-    """Builds `specengine._C`; CMAKE_ARGS passes further options, for instance -DSPECENGINE_CUDA=OFF.
+    """Builds `specengine._C`; SPECENGINE_CUDA chooses the GPUs (cuda_choice.py), CMAKE_ARGS passes further options.
 
     A second build of the same sources with the same options and compilers takes the core from the user's cache folder.
     """
@@ -25,13 +26,15 @@ class CMakeBuild(build_ext):
         import pybind11  # a build requirement, absent when setup.py is only asked for metadata
 
         target = Path(self.get_ext_fullpath(extension.name)).resolve()
-        facts = [*versions(), f"pybind11 {pybind11.__version__}"]
+        cuda = choose_for(os.environ)
+        facts = [*versions(), f"pybind11 {pybind11.__version__}", f"CUDA {cuda}"]
         folder = cache_folder()
 
         def compile_core() -> None:
             self.compile(target, pybind11.get_cmake_dir())
 
         if build_or_fetch(folder, lambda: core_key(ROOT, facts), target, compile_core):
+            print(f"specengine: {cuda.reason}")
             print(f"specengine: the core comes from {folder}; SPECENGINE_BUILD_CACHE=0 compiles it again")
         # `python -m specengine.bench` in the clone imports the clone's own package: let it find the core there too.
         beside = ROOT / "specengine" / "_C" / target.name
@@ -49,8 +52,10 @@ class CMakeBuild(build_ext):
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]
-        subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build), "--parallel"], check=True)
+        folder = user_folder()
+        with BuildLog(folder and folder / "build.log") as log:
+            log.run(configure, os.environ)
+            log.run(["cmake", "--build", str(build)], os.environ)
 
 
 setup(ext_modules=[Extension("specengine._C.__init__", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -65,9 +65,11 @@ def configured(build: Path) -> None:
     """Configures a build in a folder. Raises CalledProcessError where CMake fails."""
     import pybind11
 
+    # Without nvcc an architecture is an error of CMake's; the rest of the build is still checked.
+    cuda = f"SPECENGINE_CUDA_ARCHITECTURES={architecture()}" if shutil.which("nvcc") else "SPECENGINE_CUDA=0"
     command = [
         *["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"],
-        f"-DSPECENGINE_CUDA_ARCHITECTURES={architecture()}",
+        f"-D{cuda}",
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build / 'core'}",

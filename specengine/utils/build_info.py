@@ -16,6 +16,12 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+source"
 
 
+WITHOUT_CUDA = (
+    "built without CUDA; with nvcc >= 12 on PATH, build it again by "
+    "`SPECENGINE_CUDA=1 pip install --force-reinstall --no-deps .`"
+)
+
+
 def build_info() -> dict[str, Any]:
     """Returns version, compiler, instruction sets and CUDA architectures of this build, and what this machine uses."""
     return {

@@ -1,6 +1,5 @@
 """A second installation takes the core from the cache, and only the core that its sources would give."""
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable
@@ -8,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("build_cache", ROOT / "build_cache.py")
-assert spec and spec.loader
-build_cache = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build_cache)
+from tests.packaging.build_scripts import ROOT, loaded
 
+build_cache = loaded("build_cache")
 FACTS = ["g++ 12.2.0", "cpython-311"]
 
 
@@ -22,7 +18,7 @@ def sources(tmp_path: Path) -> Path:
     """A copy of what a build reads."""
     root = tmp_path / "clone"
     shutil.copytree(ROOT / "csrc", root / "csrc")
-    for name in ("CMakeLists.txt", "setup.py"):
+    for name in build_cache.SCRIPTS:
         shutil.copy(ROOT / name, root / name)
     return root
 
@@ -57,7 +53,9 @@ def test_a_second_installation_of_the_same_sources_compiles_nothing(fake: FakeBu
     assert fake.calls == 1
 
 
-@pytest.mark.parametrize("name", ["csrc/bindings/module.cpp", "csrc/base/isa.h", "CMakeLists.txt", "setup.py"])
+@pytest.mark.parametrize(
+    "name", ["csrc/bindings/module.cpp", "csrc/base/isa.h", "CMakeLists.txt", "setup.py", "cuda_choice.py"]
+)
 def test_a_changed_byte_of_a_source_changes_the_key(fake: FakeBuild, sources: Path, name: str) -> None:
     before = build_cache.core_key(sources, FACTS, {})
     content = bytearray((sources / name).read_bytes())
@@ -148,4 +146,5 @@ def test_the_cache_is_where_the_users_caches_are_and_can_be_turned_off(monkeypat
     assert folder({"XDG_CACHE_HOME": "/xdg"}) == Path("/xdg/specengine/build")
     assert folder({"XDG_CACHE_HOME": "/xdg", "SPECENGINE_CACHE": "/chosen"}) == Path("/chosen/build")
     assert folder({"SPECENGINE_CACHE": "/chosen", "SPECENGINE_BUILD_CACHE": "0"}) is None
+    assert folder({"SPECENGINE_CACHE": "off"}) is None
     assert folder({"CXXFLAGS": "-O3 -march=native"}) is None
