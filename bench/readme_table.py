@@ -45,6 +45,7 @@ KINDS = {  # results of other programs, by a key that only they have
     "inputs": "damaged files and arguments: inputs tried and faults found",
     "clients": "{model}: the server under load, with clients that go away",
     "servers": "{model}: the server beside llama.cpp's, by concurrency",
+    "planted_bugs": "planted bugs, and which test catches each",
     "kills": "{model}: processes of a tensor-parallel engine killed at random points",
     "replicas": "{model}: tokens per second of one and two replicas on Ray Serve",
     "modelled_goals": "cycles on one H200, modelled from counts of the simulator; nothing measured",

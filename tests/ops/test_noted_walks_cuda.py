@@ -76,6 +76,25 @@ def test_a_part_with_most_of_the_weight_decides(simulated, cuda_backend, spec, p
     assert place in tokens
 
 
+@pytest.mark.parametrize("place", [3, 700, 2040])
+def test_a_sum_that_is_known_before_the_walk_has_every_part(simulated, cuda_backend, place):
+    """Without the part of `place` the two distributions seem near: the rule would not trust the drafter."""
+    rule, vocab = parse_rule("cascade:opt,alpha=0.2"), 2048
+    batch = make_batch([[-1, 0]], [PARAMS["plain"]], vocab)
+    batch.tree.tokens.copy_(torch.tensor([1, 20]))
+    target, draft = (torch.full((rows, vocab), 1e-9) for rows in (2, 1))
+    target[:, 10], target[:, 20], target[:, 50] = 0.7, 0.01, 0.29
+    draft[:, place], draft[:, 20], draft[:, 10] = 0.6, 0.3, 0.1
+    batch.logits.copy_(target.log())
+    case = Case(batch, DraftLogits(draft.log(), torch.tensor([0, -1], dtype=torch.int32), None, False))
+    share(simulated, cuda_backend, 132)
+    for seed in range(4):
+        batch.params.seed.fill_(seed)
+        found = run(cuda_backend, case, rule)
+        assert_equal(found, on_cpu(case, rule))
+        assert found.path_length[0] == 2  # a trusted drafter's child is followed
+
+
 def test_many_requests_beside_each_other_have_walks_of_their_own(simulated, cuda_backend):
     case, rule = random_case(5, 6, 1400, False), parse_rule("rejection")
     share(simulated, cuda_backend, 40)

@@ -25,7 +25,7 @@ inline size_t with_merge(const Problem& a, int bytes) {
 
 // The splits in which a pair sees keys, of those of its tile; none for padding.
 __device__ inline SplitRange splits_of(const Problem& a, const Tile& tile, int pair, SplitRange of_tile) {
-  const int row = pair / group_of(a), words = row < tile.rows ? min(a.words, kMaskWords) : 0;
+  const int row = pair / a.group, words = row < tile.rows ? min(a.words, kMaskWords) : 0;
   int nodes = 0;
   for (int w = 0; w < words; ++w) {
     nodes += __popc(a.ancestors[static_cast<int64_t>(tile.first_row + row) * a.words + w]);
@@ -44,7 +44,7 @@ __device__ inline void merge_splits(const Problem& a, const Tile& tile, SplitRan
   static_assert(kPairs <= kThreads);
   float4* const ring = static_cast<float4*>(shared) + threadIdx.x;
   float2* const outcomes = static_cast<float2*>(shared) + 2 * kChunksAhead * kChunk * kThreads;  // [splits][kPairs]
-  const int fours = a.D / 4, pairs = min(kPairs, tile.rows * group_of(a) - tile.first_pair), all = pairs * fours;
+  const int fours = a.D / 4, pairs = min(kPairs, tile.rows * a.group - tile.first_pair), all = pairs * fours;
 
   int next = threadIdx.x, next_split = of_tile.first;
   const float* from = nullptr;

@@ -43,7 +43,8 @@ Problem problem_of(const TreeAttention& op) {
             .max_pages = static_cast<int>(cache.block_table.shape[1]),
             .first_node = static_cast<int>(cache.first_node),
             .pairs = M * H,
-            .exact = op.strict || cache.k_cache.dtype == DType::kFloat32};
+            .exact = op.strict || cache.k_cache.dtype == DType::kFloat32,
+            .group = static_cast<int>(group)};
   if (a.exact) {
     a.tile_pairs = mean_pairs <= 8 ? 8 : 32;
     a.splits = split_of(static_cast<int>(pages * kPageSize) - 1) + 1;
@@ -91,7 +92,10 @@ void run_cuda(const TreeAttention& op) {
   check_aligned(op.q, "q"), check_aligned(op.out, "out"), check_aligned(op.workspace, "workspace");
   check_aligned(op.cache.k_cache, "k_cache"), check_aligned(op.cache.v_cache, "v_cache");
   const DeviceGuard guard(op.q.device_id);
-  (a.exact ? attend_exactly : attend_on_tensor_cores)(a, op.cache.k_cache.dtype, op.q.stream);
+  const DType cache = op.cache.k_cache.dtype;
+  if (a.exact) return attend_exactly(a, cache, op.q.stream);
+  cache == DType::kBFloat16 ? attend_on_tensor_cores<BFloat16>(a, op.q.stream)
+                            : attend_on_tensor_cores<Half>(a, op.q.stream);
 }
 
 }  // namespace specengine

@@ -41,6 +41,7 @@ struct Problem {
   bool exact;
   int tile_pairs = 0, tiles = 0;  // tiles: an upper bound
   int splits = 1;
+  int group;            // H / K
   int least_pages = 1;  // of a split on tensor cores: one multiprocessor merges the sums of all splits
 };
 
@@ -57,16 +58,15 @@ struct Tile {
   int first_pair;  // of the request; pair = node * group + head within the group
 };
 
-__device__ inline int group_of(const Problem& a) { return a.H / a.K; }
-
 // The tile of that number, request after request; row_start is only known here. For whole warps.
 template <int kPairs>
 __device__ inline Tile find_tile(const Problem& a, int number) {
-  const int lane = threadIdx.x % kWarp, group = group_of(a);
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll 1
   for (int base = 0; base < a.B; base += kWarp) {
     const int b = base + lane;
     const int row = b < a.B ? a.row_start[b] : 0, rows = b < a.B ? a.row_start[b + 1] - row : 0;
-    const int tiles = (rows * group + kPairs - 1) / kPairs;
+    const int tiles = (rows * a.group + kPairs - 1) / kPairs;
     int through = tiles;  // of all requests up to this lane's
     for (int offset = 1; offset < kWarp; offset *= 2) {
       const int before = __shfl_up_sync(kAllLanes, through, offset);
@@ -85,16 +85,15 @@ __device__ inline Tile find_tile(const Problem& a, int number) {
   return {-1, 0, 0, 0, 0, 0};
 }
 
-__device__ inline bool is_pair(const Problem& a, const Tile& tile, int pair) { return pair < tile.rows * group_of(a); }
+__device__ inline bool is_pair(const Problem& a, const Tile& tile, int pair) { return pair < tile.rows * a.group; }
 
 __device__ inline int head_of(const Problem& a, int pair) {
-  const int group = group_of(a);
-  return static_cast<int>(blockIdx.y) * group + pair % group;
+  return static_cast<int>(blockIdx.y) * a.group + pair % a.group;
 }
 
 // Of all rows and heads.
 __device__ inline int64_t index_of(const Problem& a, const Tile& tile, int pair) {
-  return static_cast<int64_t>(tile.first_row + pair / group_of(a)) * a.H + head_of(a, pair);
+  return static_cast<int64_t>(tile.first_row + pair / a.group) * a.H + head_of(a, pair);
 }
 
 // The first position that any row of the request sees.
@@ -115,7 +114,7 @@ __device__ inline int last_seen(const Problem& a, const Tile& tile, int row) {
 // The keys that a pair sees at positions [low, high): in the prefix the slots from the result on, in the tree the nodes
 // in bits[kMaskWords]. Past the last pair the result is not used, and cheap.
 __device__ inline int find_visible(const Problem& a, const Tile& tile, int pair, int low, int high, unsigned* bits) {
-  const int row = pair / group_of(a);
+  const int row = pair / a.group;
   const unsigned* ancestors = a.ancestors + static_cast<int64_t>(tile.first_row + row) * a.words;
   int nodes = 0;
   for (int w = 0; w < kMaskWords; ++w) {
@@ -128,6 +127,7 @@ __device__ inline int find_visible(const Problem& a, const Tile& tile, int pair,
   const int first = max(low, last - a.window + 1);
   if (first <= tile.length && last < high) return first;
   int position = tile.length;
+#pragma unroll 1
   for (int w = 0; w < kMaskWords; ++w) {
     for (unsigned rest = bits[w]; rest != 0; rest &= rest - 1, ++position) {
       if (position < first || position >= high) bits[w] ^= rest & (~rest + 1);
@@ -224,8 +224,9 @@ __device__ inline void finish_split(const Problem& a, const Tile& tile, int pair
   }
 }
 
-// The kernels, each with its launcher; a cache of dtype `cache`.
-void attend_on_tensor_cores(const Problem&, DType cache, void* stream);
+// The launchers of the kernels. cache: its dtype.
+template <typename Cache>  // BFloat16 and Half, in a file each
+void attend_on_tensor_cores(const Problem&, void* stream);
 void attend_exactly(const Problem&, DType cache, void* stream);
 
 }  // namespace specengine::attention

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   prefetch_and_wait(a);
   const Tile tile = find_tile<kPairs>(a, blockIdx.x);
   if (tile.b < 0) return;
-  const int last_node = last_seen(a, tile, min(tile.rows - 1, (tile.first_pair + kPairs - 1) / group_of(a)));
+  const int last_node = last_seen(a, tile, min(tile.rows - 1, (tile.first_pair + kPairs - 1) / a.group));
   const int split = blockIdx.z, begin = split_begin(split);
   const int end = min(split_begin(split + 1), tile.length + last_node + 1);
   if (begin >= end || split_begin(split + 1) <= first_seen(a, tile.length)) return;
@@ -56,10 +56,15 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
   Cache* const stages = reinterpret_cast<Cache*>(shared + kPairs * (D + columns));
   unsigned* const bits = all_bits + warp * kRows * kMaskWords;
   int* const first = all_first + warp * kRows;
+#pragma unroll 1
   for (int row = 0; row < kRows; ++row) {
     const bool exists = is_pair(a, tile, first_pair + row);
     const float* const q = a.q + (exists ? index_of(a, tile, first_pair + row) * D : 0);
-    for (int d = lane; d < D; d += kWarp) queries[row * D + d] = exists ? q[d] : 0;
+#pragma unroll
+    for (int first = 0; first < kDim; first += kWarp) {
+      const int d = first + lane;
+      if (d < D) queries[row * D + d] = exists ? q[d] : 0;
+    }
   }
 
   // The slots of a unit: whole steps from slots_begin on, which begins a page.
@@ -196,12 +201,11 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
       const Cache* const here = stages + stage * kKeys * stride;
       Cache* const there = stages + (stage ^ 1) * kKeys * stride;
       const int next = step + 1;
-      if (next < steps) {
-        copy_step(a.k, from + next * kKeys, there);
-      } else if (next < 2 * steps) {
-        copy_step(a.v, from + (next - steps) * kKeys, there);
-      } else if (unit + kUnit < end) {
-        copy_step(a.k, slots_begin(unit + kUnit), there);
+      const bool next_unit = next == 2 * steps;
+      if (!next_unit || unit + kUnit < end) {
+        const bool keys = next < steps || next_unit;
+        const int slot = next_unit ? slots_begin(unit + kUnit) : from + (keys ? next : next - steps) * kKeys;
+        copy_step(keys ? a.k : a.v, slot, there);
       }
       if (!busy) continue;
       if (step < steps) {
@@ -213,14 +217,28 @@ __global__ void __launch_bounds__(kThreads, kPairs > 8 ? 2 : 4) exact_attention_
     }
   }
 
+  // The outcomes pass through the warp's shared memory, so that the code behind them is there once.
+  __syncwarp();  // all lanes have read the last weights
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
-    if (!is_pair(a, tile, first_pair + row)) break;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (column_of(part) >= D) break;
-      finish_split(a, tile, first_pair + row, column_of(part), sums[row][part], highest[row], total[row]);
+      if (column_of(part) < D) {
+        Pack<float, kWide> sum;
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) sum.at[i] = sums[row][part][i];
+        *reinterpret_cast<Pack<float, kWide>*>(queries + row * D + column_of(part)) = sum;
+      }
     }
+    if (lane == 0) scores[row * columns] = highest[row], scores[row * columns + 1] = total[row];
+  }
+  __syncwarp();
+#pragma unroll 1
+  for (int i = lane; i < kRows * (D / 4); i += kWarp) {
+    const int row = i / (D / 4), column = i % (D / 4) * 4;
+    if (!is_pair(a, tile, first_pair + row)) break;
+    const auto sum = *reinterpret_cast<const Pack<float, 4>*>(queries + row * D + column);
+    finish_split(a, tile, first_pair + row, column, sum.at, scores[row * columns], scores[row * columns + 1]);
   }
   merge_if_last<kPairs>(a, tile, {split_of(first_seen(a, tile.length)), split_of(tile.length + last_node) + 1}, shared);
 }

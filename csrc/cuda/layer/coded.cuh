@@ -11,6 +11,7 @@ constexpr int kColumns = 8;  // that a lane has side by side: of 32
 template <CodedKind kKind>
 constexpr int kCodeWords = bits_of(kKind) / 4;  // that hold 8 columns
 constexpr int kPieceBytes = 16;
+constexpr int kHalves = 2;  // of a panel: the rows l / 4 and l / 4 + 8 of a lane l
 
 // How the bits of a small float are those of a float32: the sign stays, exponent and fraction move down, and a power of
 // two corrects the exponent's bias. Subnormal numbers are exact too. e4m3's NaNs become +-480: packing makes their
@@ -59,28 +60,44 @@ struct CodedGroup {
   float scale, base, added;
 };
 
-__device__ inline float load_scale(const unsigned char* scales, int place, CodedScales type) {
-  if (type == CodedScales::kFloat32) return reinterpret_cast<const float*>(scales)[place];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(scales)[place];
-  return type == CodedScales::kFloat16 ? __half2float(__ushort_as_half(bits))
-                                       : __uint_as_float(static_cast<unsigned>(bits) << 16);
-}
-
-// row: of the panel.  column: of the chunk.
-template <CodedKind kKind, CodedValue kValue>
-__device__ inline CodedGroup load_group(const unsigned char* chunk, const CodedChunk& form, int row, int column) {
-  const int place = (column >> form.group_bits) * kCodedRows + row;
-  CodedGroup group{load_scale(chunk + form.scales_at, place, form.scales), 0, 0};
+// row: of the panel.  column: of the chunk.  Reads the groups of kCount rows: row, row + 8, then the same of the next
+// tile's chunk.
+template <CodedKind kKind, CodedValue kValue, int kCount>
+__device__ inline void load_groups(CodedGroup (&groups)[kCount], const unsigned char* chunk, const CodedChunk& form,
+                                   int row, int column) {
+  const int first = (column >> form.group_bits) * kCodedRows + row;
+  const auto each = [&](const auto& body) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      body(groups[i], chunk + i / kHalves * form.bytes, first + i % kHalves * (kCodedRows / kHalves));
+  };
+  const auto load = [&](const auto& number) {
+    each([&](CodedGroup& group, const unsigned char* from, int place) {
+      group.scale = number(from + form.scales_at, place);
+      if constexpr (kValue == CodedValue::kMinima) group.added = number(from + form.minima_at, place);
+    });
+  };
+  if (form.scales == CodedScales::kFloat32) {
+    load([](const unsigned char* from, int place) { return reinterpret_cast<const float*>(from)[place]; });
+  } else {
+    const bool half = form.scales == CodedScales::kFloat16;
+    load([half](const unsigned char* from, int place) {
+      const uint16_t bits = reinterpret_cast<const uint16_t*>(from)[place];
+      return half ? __half2float(__ushort_as_half(bits)) : __uint_as_float(static_cast<unsigned>(bits) << 16);
+    });
+  }
   if constexpr (is_integer(kKind)) {
-    group.base = kAdded<kKind>;
-    if (form.offset == CodedOffset::kZeros) group.base += static_cast<float>(chunk[form.zeros_at + place]);
-    if (form.offset == CodedOffset::kMiddle) group.base += static_cast<float>(1 << (bits_of(kKind) - 1));
+    const float middle = form.offset == CodedOffset::kMiddle ? static_cast<float>(1 << (bits_of(kKind) - 1)) : 0;
+    each([&](CodedGroup& group, const unsigned char*, int) { group.base = kAdded<kKind> + middle; });
+    if (form.offset == CodedOffset::kZeros) {
+      each([&](CodedGroup& group, const unsigned char* from, int place) {
+        group.base += static_cast<float>(from[form.zeros_at + place]);
+      });
+    }
   }
-  if constexpr (kValue == CodedValue::kFused) group.added = -__fmul_rn(group.base, group.scale);
-  if constexpr (kValue == CodedValue::kMinima) {
-    group.added = load_scale(chunk + form.minima_at, place, form.scales);
+  if constexpr (kValue == CodedValue::kFused) {
+    each([](CodedGroup& group, const unsigned char*, int) { group.added = -__fmul_rn(group.base, group.scale); });
   }
-  return group;
 }
 
 // The values of 8 columns. Every operation rounds by itself, as PyTorch's do.

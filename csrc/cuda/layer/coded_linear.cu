@@ -6,18 +6,19 @@
 namespace specengine {
 namespace {
 
-template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
-__global__ void __launch_bounds__(kCodedWarps* kWarp)
-    coded_linear_kernel(const T* x, const unsigned char* weight, CodedChunk form, Result result, int columns) {
+// Three blocks of the plan for few rows fit on a multiprocessor. Asked for nothing, nvcc spills in other plans.
+template <CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
+__global__ void __launch_bounds__(kCodedWarps* kWarp, kRows == 16 ? 3 : 1)
+    coded_linear_kernel(const BFloat16* x, const unsigned char* weight, CodedChunk form, Result result, int columns) {
   let_next_kernel_start();
   SPECENGINE_DYNAMIC_SHARED(uint4, ring);
   const int x_tiles = (result.rows + kGroups * kGroup - 1) / (kGroups * kGroup);
   const int first_x_row = blockIdx.x % x_tiles * kGroups * kGroup;  // blocks that share weights are neighbours
   const int first_row = blockIdx.x / x_tiles * kRows;
   const auto x_offset_of = [&](int i) { return static_cast<int64_t>(min(i, result.rows - 1 - first_x_row)) * columns; };
-  multiply_codes<T, kKind, kValue, kRows, kGroups>(x + static_cast<int64_t>(first_x_row) * columns, x_offset_of, weight,
-                                                   form, result, columns, first_x_row, first_row, ring,
-                                                   [] { wait_for_its_data(); });
+  multiply_codes<kKind, kValue, kRows, kGroups>(x + static_cast<int64_t>(first_x_row) * columns, x_offset_of, weight,
+                                                form, result, columns, first_x_row, first_row, ring,
+                                                [] { wait_for_its_data(); });
 }
 
 struct Product {
@@ -27,34 +28,31 @@ struct Product {
   Result result;
 };
 
-template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
+template <CodedKind kKind, CodedValue kValue, int kRows, int kGroups>
 void launch_plan(const Product& p) {
   using P = CodedPlan<kKind, kRows, kGroups>;
   const int64_t blocks = (p.result.columns + kRows - 1) / kRows;
   const int64_t x_tiles = (p.x.shape[0] + kGroups * kGroup - 1) / (kGroups * kGroup);
   launch({p.name, static_cast<unsigned>(blocks * x_tiles), P::kThreads,
           static_cast<size_t>(P::kStages * kCodedWarps * P::kTiles * p.form.bytes), p.weight.stream},
-         coded_linear_kernel<T, kKind, kValue, kRows, kGroups>, p.x.as<T>(), p.weight.as<unsigned char>(), p.form,
+         coded_linear_kernel<kKind, kValue, kRows, kGroups>, p.x.as<BFloat16>(), p.weight.as<unsigned char>(), p.form,
          p.result, static_cast<int>(p.x.shape[1]));
 }
 
 // The more rows of x, the more rows of the weight must share what is read of x.
-template <typename T, CodedKind kKind, CodedValue kValue>
+template <CodedKind kKind, CodedValue kValue>
 void launch_kind(const Product& p) {
   constexpr int kMost = bits_of(kKind) == 4 ? 64 : 32;  // rows whose chunks fit into shared memory
   const int64_t M = p.x.shape[0];
-  if (M <= 2) return launch_plan<T, kKind, kValue, 16, 1>(p);
-  if (M <= 8) return launch_plan<T, kKind, kValue, 32, 1>(p);
-  if (M <= 16) return launch_plan<T, kKind, kValue, kMost, 2>(p);
-  if (M <= 32) return launch_plan<T, kKind, kValue, 32, 4>(p);
-  launch_plan<T, kKind, kValue, 32, 8>(p);
+  if (M <= 2) return launch_plan<kKind, kValue, 16, 1>(p);
+  if (M <= 8) return launch_plan<kKind, kValue, 32, 1>(p);
+  if (M <= 16) return launch_plan<kKind, kValue, kMost, 2>(p);
+  if (M <= 32) return launch_plan<kKind, kValue, 32, 4>(p);
+  launch_plan<kKind, kValue, 32, 8>(p);
 }
 
 void launch_any(const Product& p) {
-  with_kind(p.form, [&](auto kind, auto value) {
-    if (p.x.dtype == DType::kBFloat16) return launch_kind<BFloat16, kind, value>(p);
-    launch_kind<Half, kind, value>(p);
-  });
+  with_kind(p.form, [&](auto kind, auto value) { launch_kind<kind, value>(p); });
 }
 
 constexpr int kThreads = 128;
@@ -81,8 +79,10 @@ __global__ void __launch_bounds__(kThreads) gather_coded_kernel(const unsigned c
     unsigned words[kWords];
 #pragma unroll
     for (int w = 0; w < kWords; ++w) words[w] = from[w];
+    CodedGroup group[1];
+    load_groups<kKind, kValue>(group, chunk, form, row, in_chunk);
     float eight[kColumns];
-    values_of<kKind, kValue>(eight, words, load_group<kKind, kValue>(chunk, form, row, in_chunk));
+    values_of<kKind, kValue>(eight, words, group[0]);
     values[0] = {eight[0], eight[1], eight[2], eight[3]}, values[1] = {eight[4], eight[5], eight[6], eight[7]};
   }
   float4* const to = reinterpret_cast<float4*>(out + m * columns + column);

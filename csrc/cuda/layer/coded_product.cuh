@@ -11,7 +11,6 @@ namespace specengine {
 
 constexpr int kCodedWarps = 8;  // in all plans, so that a row's bits do not depend on M
 constexpr int kBlocks = 4;      // of 32 columns, in a chunk
-constexpr int kHalves = 2;      // of a panel: the rows l / 4 and l / 4 + 8 of a lane l
 
 template <CodedKind kKind, int kRows, int kGroups>
 struct CodedPlan {
@@ -26,8 +25,8 @@ struct CodedPlan {
 
 // Called by all threads of the block, as multiply_floats. ring: the stages of the plan, kCodedWarps * kTiles chunks
 // each.
-template <typename T, CodedKind kKind, CodedValue kValue, int kRows, int kGroups, typename XOffset, typename Wait>
-__device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, const unsigned char* weight,
+template <CodedKind kKind, CodedValue kValue, int kRows, int kGroups, typename XOffset, typename Wait>
+__device__ inline void multiply_codes(const BFloat16* x, const XOffset& x_offset_of, const unsigned char* weight,
                                       const CodedChunk& form, const Result& result, int columns, int first_x_row,
                                       int first_row, uint4* ring, const Wait& wait_for_x) {
   using P = CodedPlan<kKind, kRows, kGroups>;
@@ -53,7 +52,7 @@ __device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, co
     }
   };
 
-  Sums<T, P::kTiles, kGroups> sums;
+  Sums<BFloat16, P::kTiles, kGroups> sums;
   for (int step = 0; step < P::kStages - 1; ++step) {
     if (step < my_chunks) fetch(step, step);
     commit_copies();
@@ -69,7 +68,7 @@ __device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, co
         const int column = first_column + (first + i) * kQuad * kColumns;
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          const T* from = x + x_offset[group] + column;
+          const BFloat16* from = x + x_offset[group] + column;
           x_pieces[i][group] = column < columns ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
         }
       }
@@ -86,18 +85,18 @@ __device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, co
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       if (block > 0 && block % P::kAhead == 0) load_x(block);
+      const int column = block * kQuad * kColumns;
+      if (column % (1 << form.group_bits) == 0) {
+        load_groups<kKind, kValue>(groups, turn, form, lane / kQuad, column + lane % kQuad * kColumns);
+      }
       uint4 pieces[kHalves * P::kTiles];
 #pragma unroll
       for (int i = 0; i < kHalves * P::kTiles; ++i) {
         const unsigned char* const chunk = turn + i / kHalves * form.bytes;
-        const int half = i % kHalves, column = block * kQuad * kColumns;
+        const int half = i % kHalves;
         if (block % P::kPieceBlocks == 0) {
           const int piece = half * P::kPieces + block / P::kPieceBlocks;
           codes[i] = reinterpret_cast<const uint4*>(chunk)[piece * kWarp + lane];
-        }
-        if (column % (1 << form.group_bits) == 0) {
-          groups[i] =
-              load_group<kKind, kValue>(chunk, form, half * kGroup + lane / kQuad, column + lane % kQuad * kColumns);
         }
         const unsigned all[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w};
         unsigned words[kCodeWords<kKind>];
@@ -105,8 +104,8 @@ __device__ inline void multiply_codes(const T* x, const XOffset& x_offset_of, co
         for (int w = 0; w < kCodeWords<kKind>; ++w) words[w] = all[block % P::kPieceBlocks * kCodeWords<kKind> + w];
         float values[kColumns];
         values_of<kKind, kValue>(values, words, groups[i]);
-        pieces[i] = {pack_two<T>(values[0], values[1]), pack_two<T>(values[2], values[3]),
-                     pack_two<T>(values[4], values[5]), pack_two<T>(values[6], values[7])};
+        pieces[i] = {pack_two<BFloat16>(values[0], values[1]), pack_two<BFloat16>(values[2], values[3]),
+                     pack_two<BFloat16>(values[4], values[5]), pack_two<BFloat16>(values[6], values[7])};
       }
       sums.add(pieces, x_pieces[block % P::kAhead]);
     }

@@ -5,9 +5,9 @@
 #include "cuda/sampling/verify_rules.cuh"
 
 #include "cuda/base/arch.cuh"
+#include "cuda/sampling/any_rule.cuh"
 #include "cuda/sampling/block_sampler.cuh"
 #include "cuda/sampling/walk_notes.cuh"
-#include "rules/rules.h"
 
 namespace specengine {
 namespace {
@@ -36,8 +36,7 @@ __device__ void write(const Arguments& op, int b, const DraftedTree& tree, const
   op.path_length[b] = length, op.bonus[b] = end.token, op.relaxed[b] = end.relaxed;
 }
 
-template <typename Rule>
-__global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rule rule) {
+__global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, AnyRule rule) {
   wait_for_previous_kernel();
   SPECENGINE_SHARED(int, tokens, kMaxNodes);
   SPECENGINE_SHARED(int, parents, kMaxNodes);
@@ -63,7 +62,7 @@ __global__ void __launch_bounds__(kRuleThreads, 1) walk_kernel(Arguments op, Rul
 
   BlockSampler sampler(op.table, b, tree, dense, op.aligned);
   Rows<BlockSampler> rows(tree, logits[0], sampler, op.weights + b * kWeightPlanes * vocab, values, marks);
-  write(op, b, tree, walk(rule, rows));
+  rule.visit([&](const auto& one) { write(op, b, tree, walk(one, rows)); });
   __syncthreads();
   op.table.clear(b, dense, threadIdx.x, blockDim.x);
 }
@@ -97,7 +96,7 @@ void verify_by_rule(const VerifyTree& op) {
   const LaunchConfig config{"verify_tree", dim3(static_cast<unsigned>(op.accepted.bonus.shape[0])),
                             dim3(rule_threads(V)), 0, op.trees.tokens.stream};
   with_rule(op.rule, op.options, [&](auto rule) {
-    if constexpr (!std::is_same_v<decltype(rule), Match>) launch(config, walk_kernel<decltype(rule)>, a, rule);
+    if constexpr (!std::is_same_v<decltype(rule), Match>) launch(config, walk_kernel, a, AnyRule(rule));
   });
 }
 

@@ -13,9 +13,9 @@
 #include <algorithm>
 
 #include "cuda/base/arch.cuh"
+#include "cuda/sampling/any_rule.cuh"
 #include "cuda/sampling/note_rows.cuh"
 #include "cuda/sampling/noted_rows.cuh"
-#include "rules/rules.h"
 
 namespace specengine {
 namespace {
@@ -106,8 +106,7 @@ __device__ DraftedTree begin(const WalkArguments& op, int b, const WalkLaunch& l
 }
 
 // The sum of number `sum` at the block's node. Grid (M, parts).
-template <typename Rule>
-__global__ void __launch_bounds__(kWalkThreads, 1) prepare_kernel(WalkArguments op, Rule rule, int sum) {
+__global__ void __launch_bounds__(kWalkThreads, 1) prepare_kernel(WalkArguments op, Cascade rule, int sum) {
   wait_for_previous_kernel();
   const int index = blockIdx.x, b = request_of_row(op);
   if (b < 0 || !op.has_draft(index) || !op.notes[index].node.has_draft) return;
@@ -117,15 +116,14 @@ __global__ void __launch_bounds__(kWalkThreads, 1) prepare_kernel(WalkArguments 
   const WalkLaunch launch{nullptr, results, 0, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y), false};
   const int at = index - op.row_start[b];
   NotedRows rows(begin(op, b, launch, at, sum));
-  constexpr Needs needs = Rule::needs;
+  constexpr Needs needs = Cascade::needs;
   rows.load(at, needs);
   rule.prepare(rows);
   if (rows.stopped() && threadIdx.x == 0) op.notes[index].prepared[sum][blockIdx.y] = results[0].bits;
 }
 
 // Launch `step` of the walks; step == op.steps: the last one. Grid (B, parts), or B.
-template <typename Rule>
-__global__ void __launch_bounds__(kWalkThreads, 1) walk_notes_kernel(WalkArguments op, Rule rule, int step) {
+__global__ void __launch_bounds__(kWalkThreads, 1) walk_notes_kernel(WalkArguments op, AnyRule rule, int step) {
   wait_for_previous_kernel();
   const int b = blockIdx.x;
   const bool last = step == op.steps;
@@ -141,7 +139,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) walk_notes_kernel(WalkArgumen
   const WalkLaunch launch{
       log, log + step * op.walk_parts + blockIdx.y, step, static_cast<int>(blockIdx.y), op.walk_parts, last};
   NotedRows rows(begin(op, b, launch, -1, op.prepared));
-  const Verdict end = walk(rule, rows);
+  Verdict end;
+  rule.visit([&](const auto& one) { end = walk(one, rows); });
   if (!last) {
     if (blockIdx.y == 0 && threadIdx.x == 0) *op.ended(b, step) = rows.ended();
     return;
@@ -190,19 +189,18 @@ void walk_by(const VerifyTree& op, const Rule& rule) {
   a.walk_parts = static_cast<int>(parts);
   const size_t shared = a.columns * (sizeof(NodeNotes) + kMaxPrepared * sizeof(uint64_t));
   const auto config = [&](dim3 grid) { return LaunchConfig{"verify_tree", grid, dim3(kWalkThreads), shared, stream}; };
-  if constexpr (requires(NotedRows& rows) { rule.prepare(rows); }) {
+  if constexpr (std::is_same_v<Rule, Cascade>) {
     const int sums = a.logits.draft != nullptr ? rule.prepared_sums() : 0;
     for (int sum = 0; sum < sums; ++sum) {
-      launch(config(dim3(static_cast<unsigned>(M), static_cast<unsigned>(a.note_parts))), prepare_kernel<Rule>, a, rule,
-             sum);
+      launch(config(dim3(static_cast<unsigned>(M), static_cast<unsigned>(a.note_parts))), prepare_kernel, a, rule, sum);
     }
     a.prepared = sums;
   }
   for (int step = 0; step < a.steps; ++step) {
-    launch(config(dim3(static_cast<unsigned>(B), static_cast<unsigned>(parts))), walk_notes_kernel<Rule>, a, rule,
+    launch(config(dim3(static_cast<unsigned>(B), static_cast<unsigned>(parts))), walk_notes_kernel, a, AnyRule(rule),
            step);
   }
-  launch(config(dim3(static_cast<unsigned>(B))), walk_notes_kernel<Rule>, a, rule, a.steps);
+  launch(config(dim3(static_cast<unsigned>(B))), walk_notes_kernel, a, AnyRule(rule), a.steps);
 }
 
 }  // namespace

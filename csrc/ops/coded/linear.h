@@ -1,4 +1,4 @@
-// out[M, N] = x[M, C] @ weight[N, C]^T + bias[N] on CUDA, with a weight in codes. Its values are rounded to x's dtype:
+// out[M, N] = x[M, C] @ weight[N, C]^T + bias[N] on CUDA, with a weight in codes. Its values are rounded to bfloat16:
 // the result is that of a product with these.
 #pragma once
 #include "ops/coded/form.h"
@@ -8,7 +8,7 @@ namespace specengine {
 inline void check_coded_product(Checker& check, const TensorView& x, const TensorView& weight, const CodedForm& form,
                                 int64_t rows, Dim& M) {
   Dim C{"C"};
-  check(x, "x", {DType::kBFloat16, DType::kFloat16}, {M, C});
+  check(x, "x", {DType::kBFloat16}, {M, C});
   check_aligned(x, "x");
   const int64_t most = check_coded(check, weight, form, C);
   if (rows < 0 || rows > most || most - rows >= kCodedRows) {
@@ -18,7 +18,7 @@ inline void check_coded_product(Checker& check, const TensorView& x, const Tenso
 
 // K is added in an order that does not depend on M: a row has the same bits in any company.
 struct CodedLinear {
-  TensorView x;         // [M, C] bfloat16 | float16
+  TensorView x;         // [M, C] bfloat16
   TensorView weight;    // [P, C/128, bytes] uint8, see above
   CodedForm form;       // of the weight
   OptionalTensor bias;  // [N] float32
@@ -41,7 +41,7 @@ struct CodedLinear {
 
 // The largest entry of each row of the same product, as LinearArgmax.
 struct CodedLinearArgmax {
-  TensorView x;         // [M, C] bfloat16 | float16
+  TensorView x;         // [M, C] bfloat16
   TensorView weight;    // [P, C/128, bytes] uint8, see above
   CodedForm form;       // of the weight
   OptionalTensor bias;  // [N] float32

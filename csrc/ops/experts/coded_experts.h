@@ -1,4 +1,4 @@
-// ExpertLinear on CUDA with weights in codes (ops/coded/form.h): the product with their values, rounded to x's dtype.
+// ExpertLinear on CUDA with weights in codes (ops/coded/form.h): the product with their values, rounded to bfloat16.
 #pragma once
 #include "ops/coded/linear.h"
 #include "ops/experts/experts.h"
@@ -6,7 +6,7 @@
 namespace specengine {
 
 struct CodedExpertLinear {
-  TensorView x;         // [M, C] bfloat16 | float16
+  TensorView x;         // [M, C] bfloat16
   OptionalTensor rows;  // [P] int32: the row of x of each place; None: x has the places' order
   TensorView weight;    // [panels of all experts, C/128, bytes] uint8; each expert begins a panel
   CodedForm form;       // of the weight

@@ -1,7 +1,7 @@
 """Linear layers on CUDA whose weights stay in codes (ops/coded/weight.py).
 
-A value of the weight is computed in float32 and rounded to x's type, bfloat16 or float16: the product is that of
-x with a weight that was dequantised and rounded so. Its sums are float32 and of one order for all M, so a row's bits do
+A value of the weight is computed in float32 and rounded to bfloat16, as x is: the product is that of x with a weight
+that was dequantised and rounded so. Its sums are float32 and of one order for all M, so a row's bits do
 not depend on M; the order is another one than that of linear_cuda.
 """
 
@@ -16,8 +16,8 @@ from specengine.ops.weight import gather_rows as gather_floats
 
 
 def coded_linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, out: torch.Tensor, first: int) -> None:
-    """out[:, first : first + N] = x[M, C] @ weight^T + bias of these columns; x becomes bfloat16 or is float16."""
-    _C.coded_linear(_rounded(x), weight.data, FORMS[weight.format], bias, out, first, weight.rows)
+    """out[:, first : first + N] = x[M, C] @ weight^T + bias of these columns; x becomes bfloat16."""
+    _C.coded_linear(x.bfloat16(), weight.data, FORMS[weight.format], bias, out, first, weight.rows)
 
 
 def coded_linear_argmax(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
@@ -26,7 +26,7 @@ def coded_linear_argmax(x: torch.Tensor, weight: Weight, bias: torch.Tensor | No
     -1 where the row has a NaN or its largest entry is infinite.
     """
     ids, keys = (torch.empty(x.shape[0], dtype=dtype, device=x.device) for dtype in (torch.int32, torch.int64))
-    _C.coded_linear_argmax(_rounded(x), weight.data, FORMS[weight.format], bias, ids, keys, weight.rows)
+    _C.coded_linear_argmax(x.bfloat16(), weight.data, FORMS[weight.format], bias, ids, keys, weight.rows)
     return ids
 
 
@@ -40,10 +40,5 @@ def gather_rows(weight: Weight, ids: torch.Tensor, out: torch.Tensor) -> None:
 
 def coded_linear_reference(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
     """float32 [M, N]: the product of coded_linear, with sums in float64."""
-    x = _rounded(x)
-    out = x.double() @ coded_values(weight, x.shape[1]).to(x.dtype).double().T
+    out = x.bfloat16().double() @ coded_values(weight, x.shape[1]).bfloat16().double().T
     return (out if bias is None else out + bias.double()).float()
-
-
-def _rounded(x: torch.Tensor) -> torch.Tensor:
-    return x if x.dtype == torch.float16 else x.to(torch.bfloat16)

@@ -5,6 +5,7 @@
 // batch. Floor: every key and value from memory once per request and key/value head (tiles of the same keys share them
 // in L2); expected: about 80 % of the memory's bandwidth from a few thousand cached tokens on, and for wide tiles the
 // rate of shared memory (docs/design/cuda.md).
+#pragma once
 #include <algorithm>
 #include <bit>
 
@@ -12,7 +13,6 @@
 #include "cuda/attention/prefetch.cuh"
 
 namespace specengine::attention {
-namespace {
 
 // For head dims up to kDim.
 template <typename Cache, int kDim, int kPairs>
@@ -293,16 +293,10 @@ void launch_for_tile(const Problem& a, void* stream) {
 }
 
 template <typename Cache>
-void launch_for_dim(const Problem& a, void* stream) {
+void attend_on_tensor_cores(const Problem& a, void* stream) {
   if (a.D <= 64) return launch_for_tile<Cache, 64>(a, stream);
   if (a.D <= 96) return launch_for_tile<Cache, 96>(a, stream);
   a.D <= 128 ? launch_for_tile<Cache, 128>(a, stream) : launch_kernel<Cache, 256, 32>(a, stream);
-}
-
-}  // namespace
-
-void attend_on_tensor_cores(const Problem& a, DType cache, void* stream) {
-  cache == DType::kBFloat16 ? launch_for_dim<BFloat16>(a, stream) : launch_for_dim<Half>(a, stream);
 }
 
 }  // namespace specengine::attention
