@@ -6,7 +6,6 @@
 // __PRETTY_FUNCTION__.
 #pragma once
 #include <array>
-#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -95,11 +94,8 @@ template <typename T>
 using MemberTypes = decltype(members::values_of(members::tie(std::declval<const T&>())));
 
 template <typename T>
-std::array<std::string, kMemberCount<T>> member_names() {
-  return []<size_t... I>(std::index_sequence<I...>) {
-    return std::array<std::string, sizeof...(I)>{
-        std::string(members::spelled<&std::get<I>(members::tie(members::kUnmade<T>.value))>())...};
-  }(std::make_index_sequence<kMemberCount<T>>());
-}
+constexpr std::array<std::string_view, kMemberCount<T>> kMemberNames = []<size_t... I>(std::index_sequence<I...>) {
+  return std::array{members::spelled<&std::get<I>(members::tie(members::kUnmade<T>.value))>()...};
+}(std::make_index_sequence<kMemberCount<T>>());
 
 }  // namespace specengine

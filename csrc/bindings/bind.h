@@ -4,9 +4,10 @@
 #include <pybind11/stl.h>
 
 #include <stdexcept>
+#include <utility>
 
 #include "base/check.h"
-#include "bindings/records.h"
+#include "bindings/function.h"
 
 namespace specengine {
 
@@ -45,47 +46,64 @@ int64_t workspace_of(const char* name, const Op& op) {
   fail_without_kernel(name, "CUDA");
 }
 
-// A member that points to an object of the core must be given.
-template <typename Member>
-pybind11::arg argument(const std::string& name) {
-  pybind11::arg named(name.c_str());
-  return std::is_pointer_v<Member> ? named.none(false) : named;
-}
-
-// Python's name(members...) calls run(name, Op{members...}) without the GIL.
+// Python's name(members...) calls Run::call(op_name, Op{members...}) without the GIL.
 template <typename Op, typename Run>
-void bind_function(pybind11::module_& m, const char* name, const Run& run) {
-  const auto names = member_names<Op>();
-  [&]<typename... Members, size_t... I>(const std::tuple<Members...>*, std::index_sequence<I...>) {
-    m.def(
-        name, [name, run](Members... members) { return run(name, Op{std::move(members)...}); },
-        pybind11::call_guard<pybind11::gil_scoped_release>(), argument<Members>(names[I])...);
-  }(static_cast<MemberTypes<Op>*>(nullptr), std::make_index_sequence<kMemberCount<Op>>());
+void bind_function(pybind11::module_& m, const char* name, const char* op_name) {
+  using Result = decltype(Run::call(op_name, std::declval<const Op&>()));
+  constexpr bool kCounts = !std::is_void_v<Result>;
+  const auto run = [](const char* called, const Frame& members) -> PyObject* {
+    if constexpr (kCounts) {
+      return PyLong_FromLongLong(Run::call(called, members.as<Op>()));
+    } else {
+      pybind11::gil_scoped_release others_run;
+      Run::call(called, members.as<Op>());
+    }
+    Py_RETURN_NONE;
+  };
+  (new Function{signature_of<Op>(name), run, op_name})->add_to(m, name, kCounts ? "int" : "None");
 }
 
+struct RunOp {
+  template <typename Op>
+  static void call(const char* name, const Op& op) {
+    run_op(name, op);
+  }
+};
 template <typename Op>
 void bind_op(pybind11::module_& m, const char* name) {
-  bind_function<Op>(m, name, [](const char* op_name, const Op& op) { run_op(op_name, op); });
+  bind_function<Op, RunOp>(m, name, name);
 }
 
+struct CountFloats {
+  template <typename Op>
+  static int64_t call(const char* name, const Op& op) {
+    return workspace_of(name, op);
+  }
+};
 template <typename Op>
 void bind_workspace(pybind11::module_& m, const char* name, const char* op_name) {
-  bind_function<Op>(m, name, [op_name](const char*, const Op& op) { return workspace_of(op_name, op); });
+  bind_function<Op, CountFloats>(m, name, op_name);
 }
 
 // A class whose objects are made of their members once and checked then; they keep alive what they were made of.
 template <typename Object>
 pybind11::class_<Object> bind_class(pybind11::module_& m, const char* name) {
-  pybind11::class_<Object> type(m, name, pybind11::module_local());
-  const auto names = member_names<Object>();
-  [&]<typename... Members, size_t... I>(const std::tuple<Members...>*, std::index_sequence<I...>) {
-    type.def(pybind11::init([](Members... members) {
-               Object object{std::move(members)...};
-               if constexpr (requires { object.validate(); }) object.validate();
-               return object;
-             }),
-             pybind11::keep_alive<1, I + 2>()..., argument<Members>(names[I])...);
-  }(static_cast<MemberTypes<Object>*>(nullptr), std::make_index_sequence<kMemberCount<Object>>());
+  namespace py = pybind11;
+  py::class_<Object> type(m, name, py::module_local());
+  const auto& signature = *new Signature(signature_of<Object>("__init__"));
+  py::options options;
+  options.disable_function_signatures();
+  type.def(py::init([&signature](const py::args& args, const py::kwargs& kwargs) {
+             py::list values = args;
+             py::list keywords;
+             for (const auto& [key, value] : kwargs) keywords.append(key), values.append(value);
+             const py::tuple given(values), names(keywords);
+             const Frame members(signature, &PyTuple_GET_ITEM(given.ptr(), 0), args.size(), names.ptr());
+             Object& object = members.as<Object>();
+             if constexpr (requires { object.validate(); }) object.validate();
+             return std::move(object);
+           }),
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), signature.doc("self: object", "None").c_str());
   return type;
 }
 

@@ -3,6 +3,9 @@
 #pragma once
 #include <pybind11/pybind11.h>
 
+#include <string>
+#include <vector>
+
 #include "base/members.h"
 #include "bindings/tensor_caster.h"
 
@@ -16,28 +19,35 @@ inline std::string type_name(const OptionalTensor*) { return "Tensor | None"; }
 inline std::string type_name(const int64_t*) { return "int"; }
 inline std::string type_name(const float*) { return "float"; }
 inline std::string type_name(const bool*) { return "bool"; }
+inline std::string type_name(const double*) { return "float"; }
 inline std::string type_name(const std::string*) { return "str"; }
+template <typename Bound>
+  requires(!IsRecord<Bound>)
+std::string type_name(const Bound*) {  // a class of the module
+  return pybind11::type::of<Bound>().attr("__name__").template cast<std::string>();
+}
+template <typename Item>
+std::string type_name(const std::vector<Item>*) {
+  return "list[" + type_name(static_cast<Item*>(nullptr)) + "]";
+}
 template <IsRecord Record>
 std::string type_name(const Record*) {
   return Record::kRecord;
 }
 
-// Adds the record's class to the module. Its doc is a signature, as pybind11 writes one for a function.
+// Adds a record's class to the module. Its doc is a signature, as pybind11 writes one
+// for a function.
+void add_record(pybind11::module_& m, const char* name, const std::vector<std::string>& fields,
+                const std::vector<std::string>& types);
+
 template <IsRecord Record>
 void add_record(pybind11::module_& m) {
-  namespace py = pybind11;
-  py::list fields;
-  std::string signature = std::string(Record::kRecord) + "(";
-  const auto names = member_names<Record>();
+  const auto& names = kMemberNames<Record>;
+  std::vector<std::string> types;
   [&]<typename... Members>(const std::tuple<Members...>*) {
-    size_t i = 0;
-    ((signature += (i > 0 ? ", " : "") + names[i] + ": " + type_name(static_cast<Members*>(nullptr)), ++i), ...);
+    (types.push_back(type_name(static_cast<Members*>(nullptr))), ...);
   }(static_cast<MemberTypes<Record>*>(nullptr));
-  for (const std::string& name : names) fields.append(py::str(name));
-  const py::object type = py::module_::import("collections").attr("namedtuple")(Record::kRecord, fields);
-  type.attr("__module__") = m.attr("__name__");
-  type.attr("__doc__") = py::str(signature + ")");
-  m.attr(Record::kRecord) = type;
+  add_record(m, Record::kRecord, {names.begin(), names.end()}, types);
 }
 
 }  // namespace specengine

@@ -50,6 +50,15 @@ def pack_blocks() -> Arguments:
     return {"rows": rows, "packed": blocks(2, BLOCK_BYTES["q4_min"]), "first": 3, "type": "Q4_1"}
 
 
+def requantise_blocks() -> Arguments:
+    rows = torch.full((5, 44), 7, dtype=torch.uint8)
+    return {"rows": rows, "packed": blocks(2, BLOCK_BYTES["q8"]), "first": 3, "type": "Q5_0"}
+
+
+def unpack_blocks() -> Arguments:
+    return {"rows": torch.full((5, 44), 7, dtype=torch.uint8), "values": torch.zeros(5, 64), "type": "Q5_0"}
+
+
 def pack_coded() -> Arguments:
     return {
         "codes": torch.full((5, 64), 7, dtype=torch.uint8),
@@ -515,6 +524,8 @@ OPS: dict[str, Callable[[], Arguments]] = {
             pack_linear,
             pack_linear_quantised,
             pack_blocks,
+            requantise_blocks,
+            unpack_blocks,
             pack_coded,
             gather_rows,
             gather_rows_quantised,

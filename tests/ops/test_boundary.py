@@ -39,6 +39,7 @@ NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_se
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
 # see tests/pools
 NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDrafts", "sort_suffixes"}
+NOT_OPS |= {"read_strings", "checksum", "MappedFile"}  # see tests/models/test_gguf.py and test_kept_weights.py
 # see tests/draft_trees
 NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes"}
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
@@ -77,7 +78,7 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
     written = {name for name, value in before.items() if not torch.allclose(value, arguments[name], equal_nan=True)}
     outputs = {"packed", "out", "residual", "q", "k_cache", "v_cache", "tokens", "parents", "depths", "scores"}
     outputs |= {"ancestors", "node_counts", "top_tokens", "top_scores", "path", "path_length", "bonus"}
-    outputs |= {"keys", "hidden_states", "workspace", "kept"}
+    outputs |= {"keys", "hidden_states", "workspace", "kept", "values"}
     only = {
         "gate_heads": {"heads"},
         "gated_delta": {"out", "records"},
@@ -158,8 +159,9 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 PASSES = ("decoder_pass", "decoder_pass fed")
 DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
 BACKBONES = ("draft_cascade", "draft_cascade halves", "draft_glide")
+PACKS = ("pack_linear", "pack_linear quantised", "pack_blocks", "requantise_blocks")
 GROWS = {  # sizes that are free: larger than needed is fine
-    *((op, name, 0) for op in ("pack_linear", "pack_linear quantised", "pack_blocks") for name in ("packed", "rows")),
+    *((op, name, 0) for op in PACKS for name in ("packed", "rows")),
     ("pack_coded", "packed", 0),
     *(("group_pairs", "starts", 0), ("expert_linear", "x", 0)),
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
@@ -450,6 +452,16 @@ LINEAR_CHANGES = [
         ("pack_blocks", {"type": "Q4_0"}, "rows: 40 bytes are no whole number of Q4_0 blocks"),
         ("pack_blocks", {"packed": blocks(2, BLOCK_BYTES["q4"])}, "packed: expected shape"),
         ("pack_blocks", {"packed": blocks(3, BLOCK_BYTES["q4_min"])}, "packed: expected shape"),
+        ("requantise_blocks", {"first": 28}, "first: 5 rows from 28 on do not fit in 32"),
+        ("requantise_blocks", {"type": "IQ2_S"}, "type: expected one of Q8_0, .* or Q6_K, got 'IQ2_S'"),
+        ("requantise_blocks", {"type": "Q8_0"}, "rows: 44 bytes are no whole number of Q8_0 blocks"),
+        (
+            "requantise_blocks",
+            {"packed": blocks(2, BLOCK_BYTES["q4"])},
+            "packed: values are quantised to blocks of 544 ",
+        ),
+        ("unpack_blocks", {"type": "F32"}, "type: expected one of Q8_0, .* or Q6_K, got 'F32'"),
+        ("unpack_blocks", {"type": "Q6_K"}, "rows: 44 bytes are no whole number of Q6_K blocks"),
         ("gather_rows quantised", {"weight": blocks(2, 300)}, "weight: blocks of 300 bytes are of no known format"),
         ("gather_rows quantised", {"out": torch.zeros(3, 65)}, "weight: expected shape .*C/32=3 .from out."),
         *LINEAR_CHANGES,

@@ -1,4 +1,4 @@
-// The kernels of linear layers: each multiplies up to kRows rows of x by one panel of a weight.
+// The kernels of linear layers: each multiplies a tile of rows of x by one panel of a weight.
 //
 // Every sum is one chain of fused multiply-adds in the order of C, for any number of rows, so a row's result never
 // depends on the rows beside it. For codes the chain is over the groups of columns that share a scale, at most 32,
@@ -14,22 +14,28 @@ namespace specengine::SPECENGINE_ISA {
 // share a weight: without this, 8 rows cost 1.5 times as much.
 constexpr int64_t kAhead = 6144;
 
-// A kernel multiplies up to kRows rows by one panel; `Row` is its step along a row of x.
+// A kernel is a struct with kRows, the most rows of its tiles, and run<R>, which multiplies R rows from `rows` on by
+// one panel. `row_size` is x.shape[1]: floats, or blocks of codes.
+
+// Rows of the largest tile: as many as have their sums in registers. On x86 the portable set serves only machines
+// without AVX2, so its tiles have one row: six took about ten times as long to compile.
+#if defined(SPECENGINE_HAVE_X86) && !defined(__AVX2__)
+constexpr int kFloatRows = 1, kCodedRows = 1;
+#elif defined(__AVX512VNNI__)
+constexpr int kFloatRows = 12, kCodedRows = 12;
+#elif defined(__AVX512F__)
+constexpr int kFloatRows = 12, kCodedRows = 6;  // sums and as many dot products; more gain nothing without VNNI
+#else
+constexpr int kFloatRows = 6, kCodedRows = 6;  // 12 sums, 2 weights, 1 broadcast: all 16 vector registers of AVX2
+#endif
 
 template <typename Weight>
 struct FloatKernel {
-#if defined(__AVX512F__)
-  static constexpr int kRows = 12;
-#else
-  static constexpr int kRows = 6;  // 12 sums, 2 weights, 1 broadcast: all 16 vector registers of AVX2
-#endif
-  using Row = float;
-
-  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
-  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * kPanel * sizeof(Weight); }
+  static constexpr int kRows = kFloatRows;
 
   template <int R>
-  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+  static void run(const uint8_t* rows, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    const float* x = reinterpret_cast<const float*>(rows);
     const Weight* weight = reinterpret_cast<const Weight*>(panel);
     f32x16 sum[R] = {};
     for (int64_t c = 0; c < row_size; ++c) {
@@ -49,18 +55,11 @@ inline int32_t sum_of(const int8_t* codes, int count) {
 
 template <typename Codes>
 struct CodedKernel {
-#if defined(__AVX512VNNI__)
-  static constexpr int kRows = 12;
-#else
-  static constexpr int kRows = 6;  // sums and as many dot products; AVX-512 without VNNI gains nothing by more
-#endif
-  using Row = RowBlock;
-
-  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
-  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * weight.shape[2]; }
+  static constexpr int kRows = kCodedRows;
 
   template <int R>
-  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+  static void run(const uint8_t* rows, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    const RowBlock* x = reinterpret_cast<const RowBlock*>(rows);
     constexpr const BlockFormat& kFormat = Codes::kFormat;
     constexpr int kParts = static_cast<int>(kFormat.parts()), kGroups = kFormat.group < kBlock ? 2 : 1;  // of a part
     constexpr int64_t kPartBytes = kFormat.bytes() / kParts;
@@ -114,14 +113,11 @@ struct CodedKernel {
 // float32 weight of these values gives it.
 template <typename Codes>
 struct DecodingKernel {
-  static constexpr int kRows = FloatKernel<float>::kRows;
-  using Row = float;
-
-  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
-  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * weight.shape[2]; }
+  static constexpr int kRows = kFloatRows;
 
   template <int R>
-  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+  static void run(const uint8_t* rows, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    const float* x = reinterpret_cast<const float*>(rows);
     constexpr const BlockFormat& kFormat = Codes::kFormat;
     for (int slice = 0; slice < kSlices; ++slice) {
       Vector sum[R] = {};
@@ -159,14 +155,11 @@ inline f32x16 load_small_e4m3(const uint8_t* p) {
 }
 
 struct E4m3Kernel {
-  static constexpr int kRows = FloatKernel<float>::kRows;
-  using Row = float;
-
-  static int64_t row_size(const TensorView& x) { return x.shape[1]; }
-  static int64_t panel_size(const TensorView& weight) { return weight.shape[1] * weight.shape[2]; }
+  static constexpr int kRows = kFloatRows;
 
   template <int R>
-  static void run(const Row* x, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+  static void run(const uint8_t* rows, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]) {
+    const float* x = reinterpret_cast<const float*>(rows);
     for (int r = 0; r < R; ++r) store16(out[r], f32x16{});
     for (int64_t first = 0; first < row_size; first += kE4m3.columns, panel += kE4m3.bytes()) {
       f32x16 sum[R] = {};

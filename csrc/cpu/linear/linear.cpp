@@ -2,7 +2,9 @@
 // registers and walks C once (linear/kernels.h).
 #include "ops/linear.h"
 
+#include <algorithm>
 #include <atomic>
+#include <utility>
 #include <vector>
 
 #include "cpu/linear/kernels.h"
@@ -13,11 +15,21 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-template <typename Kernel, int R = Kernel::kRows>
-void run_tile(int64_t rows, const typename Kernel::Row* x, int64_t row_size, const uint8_t* panel,
-              float (*out)[kPanel]) {
-  if (rows == R) return Kernel::template run<R>(x, row_size, panel, out);
-  if constexpr (R > 1) run_tile<Kernel, R - 1>(rows, x, row_size, panel, out);
+// A kernel's function for tiles of 1 to `rows` rows. The loop over panels calls them by pointer, so that it is compiled
+// once.
+struct Tiles {
+  int64_t rows;
+  void (*const* run)(const uint8_t* rows, int64_t row_size, const uint8_t* panel, float (*out)[kPanel]);
+};
+constexpr int64_t kMostTileRows = std::max(kFloatRows, kCodedRows);
+
+template <typename Kernel>
+Tiles tiles_of() {
+  return []<int... R>(std::integer_sequence<int, R...>) {
+    static constexpr std::remove_const_t<std::remove_pointer_t<decltype(Tiles::run)>> kRuns[] = {
+        &Kernel::template run<R + 1>...};
+    return Tiles{sizeof...(R), kRuns};
+  }(std::make_integer_sequence<int, Kernel::kRows>());
 }
 
 // A bit for each of the 16 columns of a panel that the row's mask allows.
@@ -74,24 +86,24 @@ struct RowGroups {
   int64_t count, panels;
 };
 
-template <typename Kernel>
-void multiply(const TensorView& x, const TensorView& weight, const RowGroups& groups, const Sink& sink) {
-  const int64_t row_size = Kernel::row_size(x), panel_size = Kernel::panel_size(weight);
+void multiply(const Tiles& tiles, const TensorView& x, const TensorView& weight, const RowGroups& groups,
+              const Sink& sink) {
+  const int64_t row_size = x.shape[1], row_bytes = row_size * (x.dtype == DType::kUInt8 ? kRowBlockBytes : 4);
+  const int64_t panel_bytes = weight.shape[1] * weight.shape[2] * bytes_of(weight.dtype);
   // Rows of a block stay in the second-level cache while the task's panels pass by.
   constexpr int64_t kCacheBytes = 192 << 10;
-  const int64_t row_bytes = row_size * static_cast<int64_t>(sizeof(typename Kernel::Row));
-  const int64_t block_rows = std::max<int64_t>(Kernel::kRows, kCacheBytes / std::max<int64_t>(1, row_bytes));
+  const int64_t block_rows = std::max(tiles.rows, kCacheBytes / std::max<int64_t>(1, row_bytes));
   const auto multiply_panels = [&](const RowGroup& group, int64_t first_panel, int64_t last_panel) {
     const int64_t last_row = group.first_row + group.rows;
     for (int64_t first = group.first_row; first < last_row; first += block_rows) {
-      const int64_t rows = std::min(block_rows, last_row - first), tiles = (rows + Kernel::kRows - 1) / Kernel::kRows;
+      const int64_t rows = std::min(block_rows, last_row - first), count = (rows + tiles.rows - 1) / tiles.rows;
       for (int64_t p = first_panel; p < last_panel; ++p) {
-        for (int64_t t = 0; t < tiles; ++t) {  // of nearly equal height
-          const int64_t begin = first + rows * t / tiles, end = first + rows * (t + 1) / tiles;
+        for (int64_t t = 0; t < count; ++t) {  // of nearly equal height
+          const int64_t begin = first + rows * t / count, end = first + rows * (t + 1) / count;
           if (!sink.reads(begin, end, p * kPanel)) continue;
-          float result[Kernel::kRows][kPanel];
-          run_tile<Kernel>(end - begin, x.as<typename Kernel::Row>() + begin * row_size, row_size,
-                           weight.as<uint8_t>() + (group.first_panel + p) * panel_size, result);
+          float result[kMostTileRows][kPanel];
+          tiles.run[end - begin - 1](x.as<uint8_t>() + begin * row_bytes, row_size,
+                                     weight.as<uint8_t>() + (group.first_panel + p) * panel_bytes, result);
           for (int64_t m = begin; m < end; ++m) sink.call(sink.op, m, p * kPanel, result[m - begin]);
         }
       }
@@ -110,29 +122,32 @@ void multiply(const TensorView& x, const TensorView& weight, const RowGroups& gr
   });
 }
 
-template <template <typename> class Kernel>
-void multiply_codes(const TensorView& x, const TensorView& weight, const RowGroups& groups, const Sink& sink) {
+template <typename Codes>
+Tiles tiles_of_codes(bool quantised_rows) {
+  return quantised_rows ? tiles_of<CodedKernel<Codes>>() : tiles_of<DecodingKernel<Codes>>();
+}
+
+Tiles tiles_for(const TensorView& x, const TensorView& weight) {
+  const bool codes = x.dtype == DType::kUInt8;
+  if (weight.dtype == DType::kBFloat16) return tiles_of<FloatKernel<bfloat16>>();
+  if (weight.dtype == DType::kFloat16) return tiles_of<FloatKernel<half>>();
+  if (weight.dtype == DType::kFloat32) return tiles_of<FloatKernel<float>>();
   const BlockFormat* format = &format_of(weight);
-  if (format == &kQ8) return multiply<Kernel<Codes8<kQ8>>>(x, weight, groups, sink);
-  if (format == &kQ4) return multiply<Kernel<Codes4<kQ4>>>(x, weight, groups, sink);
-  if (format == &kQ4Min) return multiply<Kernel<Codes4<kQ4Min>>>(x, weight, groups, sink);
-  if (format == &kInt4By32) return multiply<Kernel<Codes4<kInt4By32>>>(x, weight, groups, sink);
-  if (format == &kInt4By128) return multiply<Kernel<Codes4<kInt4By128>>>(x, weight, groups, sink);
-  if (format == &kInt8By32) return multiply<Kernel<Codes8<kInt8By32>>>(x, weight, groups, sink);
-  if (format == &kInt8By128) return multiply<Kernel<Codes8<kInt8By128>>>(x, weight, groups, sink);
-  if (format == &kInt4Min16) return multiply<Kernel<Codes4<kInt4Min16>>>(x, weight, groups, sink);
-  if (format == &kTable4By16) return multiply<Kernel<TableCodes<kTable4By16>>>(x, weight, groups, sink);
-  multiply<Kernel<TableCodes<kTable4By32>>>(x, weight, groups, sink);
+  if (format == &kQ8) return tiles_of_codes<Codes8<kQ8>>(codes);
+  if (format == &kQ4) return tiles_of_codes<Codes4<kQ4>>(codes);
+  if (format == &kQ4Min) return tiles_of_codes<Codes4<kQ4Min>>(codes);
+  if (format == &kInt4By32) return tiles_of_codes<Codes4<kInt4By32>>(codes);
+  if (format == &kInt4By128) return tiles_of_codes<Codes4<kInt4By128>>(codes);
+  if (format == &kInt8By32) return tiles_of_codes<Codes8<kInt8By32>>(codes);
+  if (format == &kInt8By128) return tiles_of_codes<Codes8<kInt8By128>>(codes);
+  if (format == &kInt4Min16) return tiles_of_codes<Codes4<kInt4Min16>>(codes);
+  if (format == &kTable4By16) return tiles_of_codes<TableCodes<kTable4By16>>(codes);
+  if (format == &kTable4By32) return tiles_of_codes<TableCodes<kTable4By32>>(codes);
+  return tiles_of<E4m3Kernel>();
 }
 
 void multiply_any(const TensorView& x, const TensorView& weight, const RowGroups& groups, const Sink& sink) {
-  if (weight.dtype != DType::kUInt8) {
-    with_float_type(weight.dtype, [&](auto zero) { multiply<FloatKernel<decltype(zero)>>(x, weight, groups, sink); });
-    return;
-  }
-  if (&format_of(weight) == &kE4m3) return multiply<E4m3Kernel>(x, weight, groups, sink);
-  x.dtype == DType::kFloat32 ? multiply_codes<DecodingKernel>(x, weight, groups, sink)
-                             : multiply_codes<CodedKernel>(x, weight, groups, sink);
+  multiply(tiles_for(x, weight), x, weight, groups, sink);
 }
 
 // Adds the bias of 16 columns, of which `columns` exist.
