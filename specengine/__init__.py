@@ -6,6 +6,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING
 
+from specengine.utils.collection import collection_paused
+
 if TYPE_CHECKING:
     from specengine.api import generate
     from specengine.engine.async_engine import AsyncEngine
@@ -85,7 +87,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'specengine' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"specengine.{_HOMES[name]}"), name)
+    with collection_paused():
+        value = getattr(importlib.import_module(f"specengine.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

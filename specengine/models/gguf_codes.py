@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from specengine.models.gguf_types import BlockType
 from specengine.ops.coded.rows import CodedRows, Coding
 
 CODINGS = {
@@ -34,7 +34,7 @@ def code_rows(kind: str, data: np.ndarray, factor: float = 1.0) -> CodedRows:
     Raises ValueError for a scale that is not a number.
     """
     coding, rows = CODINGS[kind], len(data)
-    blocks = np.ascontiguousarray(data).reshape(-1, GGML_QUANT_SIZES[GGMLQuantizationType[kind]][1])
+    blocks = np.ascontiguousarray(data).reshape(-1, BlockType[kind].nbytes)
     codes, scales, minima = _SPLITS[kind](blocks)
     if factor != 1.0:
         scales = scales * np.float32(factor)

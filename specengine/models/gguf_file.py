@@ -1,7 +1,7 @@
 """GGUF files: metadata as plain Python values and a table of tensors; no part of the file is mapped.
 
-The gguf package supplies the format's constants and the quantisation arithmetic. Its reader is not used: it makes a
-numpy array of every token and merge of the vocabulary. That costs seconds, and more memory than a small model.
+The reader of the gguf package is not used: it makes a numpy array of every token and merge of the vocabulary. That
+costs seconds, and more memory than a small model.
 """
 
 from __future__ import annotations
@@ -10,26 +10,17 @@ import struct
 import sys
 from dataclasses import dataclass
 from math import prod
+from os import SEEK_CUR
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
-_SCALARS = {
-    GGUFValueType.UINT8: "<u1",
-    GGUFValueType.INT8: "<i1",
-    GGUFValueType.UINT16: "<u2",
-    GGUFValueType.INT16: "<i2",
-    GGUFValueType.UINT32: "<u4",
-    GGUFValueType.INT32: "<i4",
-    GGUFValueType.UINT64: "<u8",
-    GGUFValueType.INT64: "<i8",
-    GGUFValueType.FLOAT32: "<f4",
-    GGUFValueType.FLOAT64: "<f8",
-    GGUFValueType.BOOL: "?",
-}
+from specengine import _C
+from specengine.models.gguf_types import ARRAY, DEFAULT_ALIGNMENT, SCALARS, STRING, BlockType
+
 _MOST_DIMS = 4  # of the format
+_CHUNK = 1 << 20  # bytes of strings read at once
 _MOST_ITEMS = 1 << 23  # a byte of the file may become a Python object; known vocabularies have two million items
 
 
@@ -38,7 +29,7 @@ class GGUFTensor:
     """One tensor: shape (outermost dimension first), block type, and the offset of its bytes in the file."""
 
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: BlockType
     offset: int
     row_bytes: int  # of one row; of one element where the tensor is a vector
 
@@ -72,7 +63,7 @@ class GGUFFile:
             if self.metadata.get("split.count", 0) not in (0, 1):
                 raise ValueError(f"{path}: one part of a split model (split.count); merge the parts first")
             entries = [header.tensor_entry() for _ in range(tensor_count)]
-            alignment = self.metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
+            alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
             if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
                 raise ValueError(f"{path}: general.alignment must be a power of two, got {alignment!r}")
             base = -(-file.tell() // alignment) * alignment
@@ -83,10 +74,10 @@ class GGUFFile:
 
     def _tensor(self, name: str, shape: tuple[int, ...], type_id: int, offset: int) -> GGUFTensor:
         try:
-            type_ = GGMLQuantizationType(type_id)
+            type_ = BlockType(type_id)
         except ValueError:
             raise ValueError(f"{self.path}: tensor '{name}' has unknown type number {type_id}") from None
-        block, block_bytes = GGML_QUANT_SIZES[type_]
+        block, block_bytes = type_.columns, type_.nbytes
         if not shape or prod(shape) == 0 or shape[-1] % block:
             raise ValueError(f"{self.path}: tensor '{name}' of type {type_.name} has an invalid shape {shape}")
         end = offset + prod(shape) // block * block_bytes
@@ -132,24 +123,35 @@ class _Header:
         except UnicodeDecodeError:
             raise ValueError(f"{self.where}: '{what}' holds text that is not UTF-8") from None
 
+    def strings(self, count: int, key: str) -> list[str]:
+        """Reads the strings of an array, many at once."""
+        strings: list[str] = []
+        while len(strings) < count:
+            data = self.file.read(min(self.left, _CHUNK))
+            found, used = _C.read_strings(data, count - len(strings))
+            self.file.seek(used - len(data), SEEK_CUR)
+            self.left -= used
+            strings += found or [self.string(key)]  # one longer than a chunk, or damaged
+        return strings
+
     def value(self, type_id: int, key: str) -> Any:
-        if type_id == GGUFValueType.STRING:
+        if type_id == STRING:
             return self.string(key)
-        if type_id == GGUFValueType.ARRAY:
+        if type_id == ARRAY:
             item_type, count = self.scalar("<u4", key), self.scalar("<u8", key)
             self.items += count
             if self.items > _MOST_ITEMS:
                 raise ValueError(f"{self.where}: '{key}' brings the header to more than {_MOST_ITEMS} items of arrays")
-            if item_type == GGUFValueType.STRING:
-                return [self.string(key) for _ in range(count)]
+            if item_type == STRING:
+                return self.strings(count, key)
             dtype = np.dtype(self.scalar_type(item_type, key))
             return np.frombuffer(self.take(count * dtype.itemsize, key), dtype).tolist()
         return self.scalar(self.scalar_type(type_id, key), key)
 
     def scalar_type(self, type_id: int, key: str) -> str:
-        if type_id not in _SCALARS:
+        if type_id not in SCALARS:
             raise ValueError(f"{self.where}: metadata key '{key}' has unknown type number {type_id}")
-        return _SCALARS[GGUFValueType(type_id)]
+        return SCALARS[type_id]
 
     def tensor_entry(self) -> tuple[str, list[int], int, int]:
         """Reads name, dimensions (innermost first), type number, and offset from the start of the data."""

@@ -31,6 +31,8 @@ from specengine.ops.prefill.chains import PromptChains
 from specengine.ops.row_tools import divided
 from specengine.ops.weight import Projection, Weight, dtype_of
 from specengine.utils.cuda_graphs import DeviceGraphs
+from specengine.utils.host_memory import is_host
+from specengine.utils.kept_weights import KeptWeights
 from specengine.utils.spec_string import check_range
 
 
@@ -299,4 +301,5 @@ def chains_of(tree: TreeBatch, batch: CacheBatch) -> PromptChains | None:
 def load_transformer(checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops | None = None) -> Transformer:
     """Reads a checkpoint's weights into a model. dtype: a name of models.weights.DTYPES. Raises ValueError."""
     ops = ops or ops_for(device)
-    return Transformer(WeightLoader(checkpoint, dtype, device, ops).model(), device, ops)
+    kept = KeptWeights.of_model(checkpoint.source, dtype, checkpoint.drafts) if is_host(device) else None
+    return Transformer(WeightLoader(checkpoint, dtype, device, ops, kept).model(), device, ops)

@@ -15,15 +15,11 @@ from specengine.ops import Ops
 from specengine.ops.decoder import Layer
 from specengine.ops.experts.moe import ExpertProjection, Moe
 from specengine.ops.gated_delta.gated_delta import MAX_CUDA_DIM
-from specengine.ops.weight import (
-    FLOAT_FORMATS,
-    PACKED_BLOCKS,
-    Projection,
-    Weight,
-)
+from specengine.ops.weight import FLOAT_FORMATS, PACKED_BLOCKS, UNPACKED_BLOCKS, Projection, Weight
 from specengine.utils.free_memory import free_memory
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 from specengine.utils.host_memory import is_host
+from specengine.utils.kept_weights import KeptWeights
 
 # `auto` keeps the format of the checkpoint; `auto-float32` does so, and its codes multiply rows of floats on the CPU.
 # int4 stores embedding and head in 8 bits, as GGUF files of that size do, and a drafter's head in 4: a level reads
@@ -32,6 +28,7 @@ FLOAT_ROWS = "auto-float32"
 DTYPES = ("auto", FLOAT_ROWS, *FLOAT_FORMATS, "int8", "int4")
 
 _EXPERT_PARTS = (("gate_proj", "up_proj"), ("down_proj",))  # of the products of experts
+_Run = tuple[int, Sequence[str]]  # the row of a weight where matrices begin, and their names
 _STEP_BYTES = 8 << 20  # weights are read and packed in steps of about this size
 
 
@@ -53,10 +50,16 @@ class ModelWeights:
 
 
 class WeightLoader:
-    """Reads and packs one checkpoint. formats: the formats of the weights that were read so far."""
+    """Reads and packs one checkpoint. formats: the formats of the weights that were read so far.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops) -> None:
+    kept: holds weights that were packed at an earlier start; None: there are none.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, device: torch.device, ops: Ops, kept: KeptWeights | None = None
+    ) -> None:
         self.checkpoint = checkpoint
+        self.kept = kept or KeptWeights()
         self.dtype = "auto" if dtype == FLOAT_ROWS else dtype
         self.float_rows = dtype == FLOAT_ROWS
         self.device = device
@@ -77,6 +80,7 @@ class WeightLoader:
         final_norm = self.vector("model.norm.weight")
         head = embedding if config.tie_embeddings else self.linear("lm_head")
         parts = embedding, layers, final_norm, head, frozenset(self.formats)
+        self.kept.finish()
         return ModelWeights(config, *parts, self.checkpoint.source)
 
     def between(self, embedding: Projection, head: Projection) -> ModelWeights:
@@ -204,11 +208,8 @@ class WeightLoader:
         columns = self.checkpoint.tensors[f"{experts[0][0]}.weight"].shape[1]
         unit = self.ops.expert_unit
         stride = -(-sum(map(self._rows, experts[0])) // unit) * unit
-        weight = self.ops.empty_weight(stride * len(experts), columns, form, self.device)
-        self.formats.add(form)
-        for expert, names in enumerate(experts):
-            self._pack_all(names, weight, expert * stride)
-        return weight
+        matrices = [(expert * stride, names) for expert, names in enumerate(experts)]
+        return self._weight_of(matrices, (stride * len(experts), columns), form)
 
     def vector(self, name: str) -> torch.Tensor:
         """Reads a vector as float32."""
@@ -260,10 +261,30 @@ class WeightLoader:
 
     def _weight(self, names: list[str], form: str, order: torch.Tensor | None) -> Weight:
         columns = self.checkpoint.tensors[f"{names[0]}.weight"].shape[1]
-        weight = self.ops.empty_weight(sum(map(self._rows, names)), columns, form, self.device)
+        return self._weight_of([(0, names)], (sum(map(self._rows, names)), columns), form, order)
+
+    def _weight_of(
+        self, matrices: Sequence[_Run], shape: tuple[int, int], form: str, order: torch.Tensor | None = None
+    ) -> Weight:
+        """Packs matrices into one weight, or takes it from those kept.  order: see _pack_all."""
         self.formats.add(form)
-        self._pack_all(names, weight, 0, order)
+        names = [name for _, each in matrices for name in each]
+        keeps = form not in FLOAT_FORMATS and not all(self._is_stored(name, form) for name in names)
+        place = "+".join((names[0], *names[-1:], str(len(names)), form))
+        if keeps:
+            like = self.ops.empty_weight(*shape, form, torch.device("meta"))
+            if (data := self.kept.get(place, like.data)) is not None:
+                return Weight(data, shape[0], form)
+        weight = self.ops.empty_weight(*shape, form, self.device)
+        for first, each in matrices:
+            self._pack_all(each, weight, first, order)
+        if keeps:
+            self.kept.put(place, weight.data)
         return weight
+
+    def _is_stored(self, name: str, form: str) -> bool:
+        """Returns whether the file has a matrix in this coded format, so that packing only moves its bytes."""
+        return PACKED_BLOCKS.get(self.checkpoint.tensors[f"{name}.weight"].dtype) == form
 
     def _pack_all(self, names: Sequence[str], weight: Weight, first: int, order: torch.Tensor | None = None) -> None:
         """Packs matrices one after the other, from row `first` on.
@@ -285,6 +306,8 @@ class WeightLoader:
                 raise ValueError(f"{self.checkpoint.source}: tensor '{name}': {error}") from None
         elif self.ops.pack_blocks is not None and PACKED_BLOCKS.get(kind) == weight.format:
             self.ops.pack_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
+        elif self.ops.requantise_blocks is not None and kind in UNPACKED_BLOCKS and weight.format in ("q8", "q4_min"):
+            self.ops.requantise_blocks(self.checkpoint.read_blocks(name, start, stop), weight, first, kind)
         else:
             rows = self.checkpoint.read_rows(name, start, stop, self.device)
             self.ops.pack_linear(rows if order is None else rows[:, order], weight, first)

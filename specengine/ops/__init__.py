@@ -23,6 +23,7 @@ from specengine.ops.gated_delta import gated_delta
 from specengine.ops.layerwise.decoder import LayerOps, LayerwiseDecoder
 from specengine.ops.layerwise.fused import FusedOps
 from specengine.ops.lora import add_lora
+from specengine.utils.build_info import WITHOUT_CUDA
 from specengine.utils.switches import is_on
 
 
@@ -46,6 +47,7 @@ class Ops:
     empty_weight: Callable[..., weight.Weight]
     pack_linear: Callable[..., None]
     pack_blocks: Callable[..., None] | None
+    requantise_blocks: Callable[..., None] | None
     pack_coded: Callable[..., None]
     coded_format: Callable[..., str | None]
     decoder: Callable[..., Pass]
@@ -91,6 +93,7 @@ native = Ops(
     empty_weight=weight.empty_weight,
     pack_linear=weight.pack_linear,
     pack_blocks=weight.pack_blocks,
+    requantise_blocks=weight.requantise_blocks,
     pack_coded=weight.pack_coded,
     coded_format=weight.coded_format,
     decoder=decoder.Decoder,
@@ -136,6 +139,7 @@ reference = Ops(
     empty_weight=weight.empty_weight_reference,
     pack_linear=weight.pack_linear_reference,
     pack_blocks=None,
+    requantise_blocks=None,
     pack_coded=weight.pack_coded,
     coded_format=weight.coded_format,
     decoder=partial(LayerwiseDecoder, _reference_layer),
@@ -193,6 +197,7 @@ def cuda_ops(device: torch.device, strict: bool = False) -> Ops:
         empty_weight=coded_weight.empty_weight,
         pack_linear=coded_weight.pack_linear,
         pack_blocks=coded_weight.pack_blocks,
+        requantise_blocks=None,
         pack_coded=coded_weight.pack_coded,
         coded_format=coded_weight.coded_format,
         decoder=partial(LayerwiseDecoder, layer_ops),
@@ -211,5 +216,5 @@ def ops_for(device: torch.device, strict: bool = False) -> Ops:
     if device.type == "cpu":
         return native
     if not _C.cuda_architectures:
-        raise ValueError("device: this build has no CUDA kernels; install it again with nvcc >= 12 on PATH")
+        raise ValueError(f"device: specengine was {WITHOUT_CUDA}")
     return cuda_ops(device, strict)

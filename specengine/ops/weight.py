@@ -23,7 +23,8 @@ _GROUPS = {name: group for name, (_, group, _) in _C.BLOCK_FORMATS.items()}  # c
 BLOCK_BYTES = {name: bytes for name, (_, _, bytes) in _C.BLOCK_FORMATS.items()}  # of 16 rows of a block's columns
 # The format of each GGUF block type whose codes and scales the kernels read.
 PACKED_BLOCKS = {"Q8_0": "q8", "Q4_0": "q4", "Q4_1": "q4_min", "Q4_K": "q4_min"}
-
+# The GGUF block types that the core turns into floats.
+UNPACKED_BLOCKS = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"})
 
 # The formats that read each kind of codes, the most compact first.
 _FORMATS_OF_KIND = {
@@ -125,6 +126,19 @@ def pack_linear(rows: torch.Tensor, weight: Weight, first: int) -> None:
 def pack_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> None:
     """Writes rows of a GGUF file, uint8 [R, row_bytes] of a type in PACKED_BLOCKS; codes and scales stay."""
     _C.pack_blocks(rows, weight.data, first, kind)
+
+
+def requantise_blocks(rows: torch.Tensor, weight: Weight, first: int, kind: str) -> None:
+    """Writes rows of a GGUF file as pack_linear writes their values, to a weight of format q8 or q4_min.
+
+    rows: uint8 [R, row_bytes] of a type in UNPACKED_BLOCKS.
+    """
+    _C.requantise_blocks(rows, weight.data, first, kind)
+
+
+def unpack_blocks(rows: torch.Tensor, values: torch.Tensor, kind: str) -> None:
+    """Writes the values of rows of a GGUF file to float32 [R, C].  rows: uint8 [R, row_bytes], as requantise_blocks."""
+    _C.unpack_blocks(rows, values, kind)
 
 
 def coded_format(coding: Coding, columns: int) -> str | None:

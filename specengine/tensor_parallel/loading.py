@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,8 @@ from specengine.ops.weight import FLOAT_FORMATS
 from specengine.tensor_parallel.parallel_transformer import load_parallel_transformer
 from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
+from specengine.utils.build_info import WITHOUT_CUDA
+from specengine.utils.collection import collection_paused
 from specengine.utils.spec_string import check_range
 
 MOST_PROCESSES = 64  # the largest tensor_parallel
@@ -69,6 +72,7 @@ class LoadedModel:
                 raise ValueError(f"logit_bias: token id {token} is not in 0 to {self.config.vocab_size - 1}")
 
 
+@collection_paused()
 def load_model(
     model: str | Path,
     *,
@@ -134,8 +138,11 @@ def resolve_device(name: str) -> torch.device:
         raise ValueError(f"device: expected auto, cpu or cuda, got {name!r}")
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device: cuda was asked for, but PyTorch sees no CUDA device here")
-    if name == "auto":  # a build without CUDA kernels runs on the CPU
-        name = "cuda" if torch.cuda.is_available() and _C.cuda_architectures else "cpu"
+    if name == "auto":
+        sees = torch.cuda.is_available()
+        name = "cuda" if sees and _C.cuda_architectures else "cpu"
+        if sees and not _C.cuda_architectures:
+            warnings.warn(f"device: auto takes the CPU although PyTorch sees a GPU: {WITHOUT_CUDA}", stacklevel=3)
     return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
 
 

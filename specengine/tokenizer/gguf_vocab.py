@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from typing import Any
 
 import tokenizers
@@ -54,10 +55,13 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
     rules = rules_for(metadata.get(_PREFIX + "pre", "default"))
-    merges = [tuple(merge.split(" ")) for merge in _array(metadata, "merges", str)]
-    if malformed := [merge for merge in merges if len(merge) != 2]:
-        raise ValueError(f"tokenizer.ggml.merges must be pairs separated by one space, got {' '.join(malformed[0])!r}")
-    vocab = {token: index for index, token in enumerate(tokens)}
+    texts = _array(metadata, "merges", str)
+    if set(map(methodcaller("count", " "), texts)) - {1}:
+        malformed = next(text for text in texts if text.count(" ") != 1)
+        raise ValueError(f"tokenizer.ggml.merges must be pairs separated by one space, got {malformed!r}")
+    parts = " ".join(texts).split(" ")
+    merges = list(zip(parts[::2], parts[1::2], strict=False))  # of no texts, parts is one empty string
+    vocab = dict(zip(tokens, range(len(tokens)), strict=True))
     with library_errors("tokenizer.ggml.merges do not fit tokenizer.ggml.tokens"):
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
     backend = tokenizers.Tokenizer(model)
@@ -84,7 +88,7 @@ def _array(metadata: Mapping[str, Any], name: str, kind: type | tuple[type, ...]
     values = metadata.get(_PREFIX + name)
     if values is None and length is not None:
         return []
-    if not isinstance(values, Sequence) or not all(isinstance(value, kind) for value in values):
+    if not isinstance(values, Sequence) or not all(issubclass(each, kind) for each in set(map(type, values))):
         expected = "strings" if kind is str else "numbers"
         raise ValueError(f"tokenizer.ggml.{name} must be a list of {expected}, got {type(values).__name__}")
     if length is not None and len(values) != length:

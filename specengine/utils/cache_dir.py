@@ -1,16 +1,18 @@
-"""The folder that holds fetched models and measurements."""
+"""The folder that holds fetched models, packed weights and measurements."""
 
 import os
 import sys
 from pathlib import Path
 
 
-def cache_dir() -> Path:
-    """Returns $SPECENGINE_CACHE, or else `specengine` in the user's cache folder.
+def cache_dir() -> Path | None:
+    """Returns $SPECENGINE_CACHE, or else `specengine` in the user's cache folder; None for SPECENGINE_CACHE=off.
 
     Raises RuntimeError if the user has no home folder.
     """
-    if chosen := os.environ.get("SPECENGINE_CACHE"):
+    if (chosen := os.environ.get("SPECENGINE_CACHE")) == "off":
+        return None
+    if chosen:
         return Path(os.path.expanduser(chosen))
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "specengine"

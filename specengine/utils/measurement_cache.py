@@ -18,7 +18,8 @@ def measurement_path(kind: str, place: Any) -> Path | None:
     place: machine and setting, as plain JSON values.
     """
     with contextlib.suppress(RuntimeError):  # no home folder
-        return cache_dir() / kind / f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]}.json"
+        if folder := cache_dir():
+            return folder / kind / f"{hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]}.json"
     return None
 
 

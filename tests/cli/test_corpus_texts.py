@@ -36,6 +36,7 @@ def test_what_a_text_says_again_is_left_out():
     assert [*without_repeats([7] * 50)] == [[7] * 8]
 
 
+@pytest.mark.full
 def test_texts_of_all_kinds_become_one_corpus(tmp_path, smollm2_path):
     (tmp_path / "a.txt").write_text("Once upon a time")
     (tmp_path / "b.jsonl").write_text('{"text": "Once upon"}\n\n{"text": "a time"}\n')

@@ -6,13 +6,13 @@ from contextlib import suppress
 import pytest
 import torch
 
-from specengine import Engine, SamplingParams, generate
+from specengine import _C, Engine, SamplingParams, generate
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.capabilities import HiddenStateReader
 from specengine.drafters.none import NoneDrafter
 from specengine.drafters.prompt_lookup.drafter import Config, PromptLookup
 from specengine.ops import native, reference
-from specengine.tensor_parallel.loading import load_model
+from specengine.tensor_parallel.loading import load_model, resolve_device
 from tests.drafters.steady import steady
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine, tiny_model
 
@@ -339,11 +339,22 @@ def test_bad_engine_arguments_are_refused_by_name(options, message):
         Engine("random:tiny-llama", **options)
 
 
-def test_cuda_is_refused_where_there_is_none():
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a CUDA device")
+def test_cuda_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device: cuda was asked for"):
         Engine("random:tiny-llama", device="cuda")
+
+
+def test_a_core_without_cuda_says_how_to_build_it_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_C, "cuda_architectures", "")
+    with pytest.raises(ValueError, match=r"device: specengine was built without CUDA.*SPECENGINE_CUDA=1"):
+        Engine("random:tiny-llama", device="cuda")
+    with pytest.warns(UserWarning, match=r"auto takes the CPU although PyTorch sees a GPU: .*SPECENGINE_CUDA=1"):
+        assert resolve_device("auto").type == "cpu"
+    monkeypatch.setattr(_C, "cuda_architectures", "90a-real")
+    assert resolve_device("auto").type == "cuda"
 
 
 def test_nan_logits_are_an_error_and_the_engine_stays_usable():

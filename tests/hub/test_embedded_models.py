@@ -19,6 +19,7 @@ from specengine.hub.catalog import EMBEDDED
 from specengine.hub.embedded_models import ModelEntry, cached_embedded, fetch_embedded, list_models
 from specengine.types import ModelFetchError
 from specengine.utils.cache_dir import cache_dir
+from specengine.utils.measurement_cache import measurement_path
 from tests.hub.wheels import GGUF, MEMBER, Shop, build_wheel, describe
 
 REPOSITORY_ROOT = Path(embedded_models.__file__).parents[2]
@@ -281,6 +282,26 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(sys, "platform", "linux")
     assert cache_dir() == Path.home() / ".cache" / "specengine"
+
+
+def test_without_a_cache_folder_a_fetched_model_lasts_as_long_as_the_process(offer, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECENGINE_CACHE", "off")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(embedded_models.tempfile, "tempdir", str(tmp_path))
+    leave = []
+    monkeypatch.setattr(embedded_models.atexit, "register", lambda *call, **options: leave.append((call, options)))
+    embedded_models._folder_of_process.cache_clear()
+    try:
+        assert cache_dir() is None and measurement_path("policy", {}) is None
+        offer()
+        path = fetch_embedded("tiny")
+        assert path.is_file() and fetch_embedded("tiny") == path
+        assert not (tmp_path / "home").exists()
+        (((remove, *arguments), options),) = leave
+        remove(*arguments, **options)
+        assert not path.exists()
+    finally:
+        embedded_models._folder_of_process.cache_clear()
 
 
 # --- pip ------------------------------------------------------------------------------------------

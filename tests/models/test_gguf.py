@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from specengine.models import gguf_file
 from specengine.models.checkpoint import open_checkpoint
 from specengine.models.checkpoint_gguf import GGUFCheckpoint
 from specengine.models.gguf_file import GGUFFile
+from specengine.models.gguf_types import ARRAY, DEFAULT_ALIGNMENT, SCALARS, STRING, BlockType
 from specengine.models.presets import PRESETS
 from tests.models.files import random_state
 from tests.models.gguf_files import Type, permuted, write_gguf
@@ -132,6 +134,53 @@ def test_metadata_equals_that_of_the_gguf_package(tmp_path):
         ours = file.tensors[tensor.name]
         assert ours.shape == tuple(reversed(tensor.shape.tolist()))
         assert (ours.offset, ours.type) == (tensor.data_offset, tensor.tensor_type)
+
+
+def with_texts(path, texts):
+    """Writes a file without tensors that has an array of these texts."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_array("test.texts", texts)
+    writer.add_array("test.after", [1, 2, 3])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_arrays_of_strings_are_read_across_the_pieces_of_the_file(tmp_path, monkeypatch):
+    texts = ["", "a", "文" * 300, "x" * 5000, "", *(f"token {i}" for i in range(3000)), "\0", "🦙"]
+    path = with_texts(tmp_path / "m.gguf", texts)
+    for chunk in (1, 7, 8, 9, 1000, 1 << 20):
+        monkeypatch.setattr(gguf_file, "_CHUNK", chunk)
+        metadata = GGUFFile(path).metadata
+        assert metadata["test.texts"] == texts
+        assert metadata["test.after"] == [1, 2, 3]
+
+
+def test_damaged_strings_of_an_array_are_refused_as_single_ones(tmp_path):
+    texts = [f"token {i}" for i in range(100)]
+    path = with_texts(tmp_path / "m.gguf", texts)
+    data = path.read_bytes()
+    at = data.index(b"token 57")
+    for piece, match in (
+        (b"\xff", "'test.texts' holds text that is not UTF-8"),
+        (b"\xed\xa0\x80", "'test.texts' holds text that is not UTF-8"),  # half of a pair of surrogates
+    ):
+        path.write_bytes(data[:at] + piece + data[at + len(piece) :])
+        one_line_error(match, GGUFFile, path)
+    for length in (1 << 20, 1 << 40, 1 << 63, (1 << 64) - 1):
+        path.write_bytes(data[: at - 8] + length.to_bytes(8, "little") + data[at:])
+        one_line_error("truncated or damaged at 'test.texts'", GGUFFile, path)
+    path.write_bytes(data[: at + 3])
+    one_line_error("truncated or damaged at 'test.texts'", GGUFFile, path)
+
+
+def test_block_types_have_the_numbers_and_sizes_of_the_gguf_package():
+    ours = {kind.name: (int(kind), kind.columns, kind.nbytes) for kind in BlockType}
+    assert ours == {kind.name: (int(kind), *size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    assert {*SCALARS, STRING, ARRAY} == {int(kind) for kind in gguf.GGUFValueType}
+    assert gguf.GGUF_DEFAULT_ALIGNMENT == DEFAULT_ALIGNMENT
 
 
 def test_a_missing_file_is_named(tmp_path):

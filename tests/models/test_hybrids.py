@@ -130,6 +130,7 @@ def test_greedy_tokens_are_those_of_transformers(written):
     assert output.token_ids == logits.argmax(-1).tolist()
 
 
+@pytest.mark.full
 def test_weights_of_8_and_4_bits_change_no_token_under_speculation(written):
     for dtype in ("int8", "int4", "bfloat16"):
         prompt, params = _ids(5) * 3, SamplingParams(max_new_tokens=32, ignore_eos=True, logprobs=1)

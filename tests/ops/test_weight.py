@@ -9,6 +9,7 @@ from specengine.ops.coded.rows import CodedRows, Coding
 from specengine.ops.weight import (
     FLOAT_FORMATS,
     PACKED_BLOCKS,
+    UNPACKED_BLOCKS,
     Weight,
     coded_format,
     empty_weight,
@@ -19,6 +20,8 @@ from specengine.ops.weight import (
     pack_coded,
     pack_linear,
     pack_linear_reference,
+    requantise_blocks,
+    unpack_blocks,
 )
 from tests.ops.cases import randn
 from tests.ops.coding import CODED, coded
@@ -206,6 +209,62 @@ def test_blocks_of_a_file_are_kept(kind, first, rows):
         if kind != "Q4_K":
             made = quants.quantize(randn(rows, columns, seed=rows).numpy(), GGMLQuantizationType[kind])
             check_blocks(kind, made, columns, first)
+
+
+def bytes_of_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray:
+    """uint8 [rows, row_bytes] with any bytes; a few half-float scales are infinite, NaN, subnormal and zero."""
+    size, bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = np.random.default_rng(seed).integers(0, 256, (rows, columns // size, bytes), dtype=np.uint8)
+    at = 208 if kind == "Q6_K" else 0
+    edges = np.array([0x7C00, 0xFC00, 0x7E00, 1, 0x83FF, 0, 0x8000], np.uint16)
+    blocks[: len(edges), 0, at : at + 2] = edges.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", sorted(UNPACKED_BLOCKS))
+def test_blocks_of_a_file_have_the_values_of_the_gguf_package(kind):
+    blocks = bytes_of_blocks(kind, 40, 512, seed=len(kind))
+    values = torch.full((40, 512), 7.0)
+    unpack_blocks(torch.from_numpy(blocks), values, kind)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind]))
+    assert torch.equal(values.isnan(), expected.isnan()) and not expected.isnan().all()
+    assert torch.equal(values.nan_to_num(0).view(torch.int32), expected.nan_to_num(0).view(torch.int32))
+
+
+@pytest.mark.parametrize("form", ["q8", "q4_min"])
+@pytest.mark.parametrize("kind", sorted(UNPACKED_BLOCKS))
+def test_blocks_are_requantised_as_their_values_are_packed(kind, form):
+    blocks = bytes_of_blocks(kind, 40, 512, seed=len(kind))
+    with np.errstate(all="ignore"):
+        values = torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind]))
+    for first, rows in ((0, 40), (13, 21), (49, 1)):
+        weight, expected = empty_weight(50, 512, form, CPU), empty_weight(50, 512, form, CPU)
+        requantise_blocks(torch.from_numpy(blocks[:rows]), weight, first, kind)
+        pack_linear(values[:rows], expected, first)
+        assert torch.equal(weight.data, expected.data)
+        assert expected.data.any()
+
+
+def quantised(x: np.ndarray, form: str) -> np.ndarray:
+    """The definition of q8 and q4_min in numpy: float32 values of blocks [B, 32]."""
+    low, high = x.min(1, initial=0), x.max(1, initial=0)
+    four = form == "q4_min"
+    scale = ((high - low) / np.float32(15) if four else np.maximum(high, -low) / np.float32(127)).astype(np.float16)
+    offset = (low if four else np.zeros_like(low)).astype(np.float16).astype(np.float32)[:, None]
+    scale = scale.astype(np.float32)[:, None]
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    codes = np.rint(np.clip((x - offset) * inverse, *((0, 15) if four else (-127, 127)))).astype(np.float32)
+    return scale * codes + offset
+
+
+@pytest.mark.parametrize("form", ["q8", "q4_min"])
+def test_floats_are_quantised_as_defined(form):
+    sizes = 10.0 ** torch.arange(-4, 4).repeat(8)[:, None]
+    x = torch.cat([randn(64, 96) * sizes, torch.zeros(2, 96), -randn(3, 96).abs()])
+    x[0] = torch.arange(96) / 2  # many ties between two codes
+    expected = torch.from_numpy(quantised(x.numpy().reshape(-1, 32), form)).view(x.shape)
+    torch.testing.assert_close(values_of(packed(x, form), 96), expected, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", PACKED_BLOCKS)

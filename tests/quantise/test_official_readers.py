@@ -83,6 +83,7 @@ def test_transformers_reads_the_experts_of_a_folder(tmp_path, family):
     assert torch.equal(state[f"{prefix}.gate.weight"], written[f"{prefix}.gate.weight"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "sizes"),
     # sizes of published models, which transformers takes for every file of the family

@@ -40,6 +40,7 @@ def test_every_token_that_ends_a_turn_is_an_eos_token():
 ROUND_TRIP = Tokenizer.from_gguf(gguf_metadata(pre="smollm"))
 
 
+@pytest.mark.full
 @given(st.text())
 def test_any_text_survives_byte_level_encoding_and_decoding(text):
     assert ROUND_TRIP.decode(ROUND_TRIP.encode(text), skip_special_tokens=False) == text

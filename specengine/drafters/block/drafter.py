@@ -20,6 +20,7 @@ from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.base import Drafter
 from specengine.drafters.block.checkpoint import LoadedBlock, load_block
 from specengine.drafters.block.config import BlockConfig
+from specengine.drafters.block.gguf import open_gguf
 from specengine.drafters.block.head import OpenDraft
 from specengine.drafters.block.level_logits import BlockLevels
 from specengine.drafters.block.level_trees import best_trees, chain_tree, draft_chains, grow_captured, grow_levels
@@ -45,8 +46,6 @@ from specengine.rules.base import Wants
 
 def _open(name: str, path: str | None, target: Transformer) -> DraftCheckpoint:
     if path is not None and Path(path).suffix.lower() == ".gguf":
-        from specengine.drafters.block.gguf import open_gguf  # only GGUF files need the gguf package
-
         return open_gguf(Path(path))
     return open_drafter(name, path, target)
 

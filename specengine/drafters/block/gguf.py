@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import quants
 
 from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInfo
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.gguf_names import hf_name
+from specengine.models.gguf_types import block_values
 from specengine.utils.json_fields import Fields
 
 ARCHITECTURE = "dflash"
@@ -97,7 +97,7 @@ class _Tensors(Checkpoint):
         if tensor.type.name in _TYPES:
             values = torch.from_numpy(data).view(getattr(torch, _TYPES[tensor.type.name])).view(out.shape)
         else:
-            values = torch.from_numpy(quants.dequantize(data, tensor.type)).view(out.shape)
+            values = block_values(data, tensor.type).view(out.shape)
         out.copy_(values - torch.arange(start, stop) if name == "d2t" else values)
 
 

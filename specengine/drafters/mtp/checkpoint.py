@@ -10,6 +10,7 @@ import torch
 
 from specengine.drafters.eagle.checkpoint import LoadedEagle
 from specengine.drafters.eagle.network import EagleParts
+from specengine.drafters.mtp.gguf import gguf_mtp
 from specengine.drafters.mtp.network import MtpNetwork, MtpNorms
 from specengine.hub.huggingface import resolve_model
 from specengine.models.checkpoint_base import Checkpoint, layer_tensors
@@ -110,8 +111,6 @@ def _is_gguf(path: Path) -> bool:
 def _stored(place: Path) -> Checkpoint | None:
     """Opens a folder's files, or a GGUF file; None where it is neither, or its files have no MTP network."""
     if _is_gguf(place):
-        from specengine.drafters.mtp.gguf import gguf_mtp  # only GGUF files need the gguf package
-
         return gguf_mtp(place)
     if not place.is_dir():
         return None
