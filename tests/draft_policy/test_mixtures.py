@@ -28,6 +28,7 @@ def taught(mixture, right):
     return memory
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_policy_loses_nothing_to_plain_decoding_and_little_to_the_best_chain(name):
     found = {right: speeds(MIXTURES[name], right, MIXTURES[name].costs) for right in ACCEPTED}

@@ -409,6 +409,16 @@ def test_a_token_counts_less_in_a_batch(requests, tokens, pays):
     assert source.asked == pays  # at batch 2 a token at its full price would pay from 0.19 on
 
 
+@pytest.mark.parametrize("levels, pays", [(1, True), (3, False)])
+def test_every_level_of_a_draft_has_to_pay(levels, pays):
+    world = World()
+    source = FakeSource(world, chance=0.9)
+    policy = policy_of(world, source)
+    policy.gains[0, 1] = Gain(uses=FIRST, tokens=0.3, nodes=1.0, levels=levels, first=0.1, further=0.1)
+    policy.draft(world.requests)
+    assert source.asked == pays  # a row takes 0.05 s; levels take 0.1 or 0.3 s for 0.3 tokens, which are worth 0.3 s
+
+
 @pytest.mark.parametrize("sources", [1, 2])
 def test_drafting_goes_on_after_requests_that_nobody_read(sources):
     world, unread = World(), 300

@@ -50,3 +50,9 @@ def test_a_narrow_tree_is_not_believed_to_be_accepted_as_deep_as_a_wide_one():
         for width, accepted in ((2, 0), (4, 0), (8, 3)):
             policy.observe(width, width - 1, accepted)
     assert policy.choose(WIDTHS, SECONDS) == 8  # by one rate for all widths it was 4
+
+
+def test_of_widths_that_take_as_long_per_token_the_narrowest_is_chosen():
+    # by the prior, half of the tokens at each depth are accepted: widths 2 and 3 take one second per token
+    assert WidthPolicy(8).choose((1, 2, 3), (10.0, 1.5, 1.75)) == 2
+    assert WidthPolicy(8).choose((1, 2, 3), (10.0, 1.5, 1.74)) == 3

@@ -93,6 +93,7 @@ def test_omp_num_threads_is_honoured(value, expected):
     assert run_python("print(_C.num_threads(), works())", OMP_NUM_THREADS=value) == f"{expected} True\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("value", wide(["many", "", "0", "-2"]))
 def test_an_omp_num_threads_that_is_no_number_means_the_cores_of_the_process(value):
     cores = len(os.sched_getaffinity(0))
@@ -130,6 +131,7 @@ print("done")
     assert run_python(code) == "done\n"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(ADDRESS, reason="a sanitized process needs all address space")
 def test_a_system_that_gives_no_more_threads_slows_the_ops_and_does_not_stop_them():
     code = """

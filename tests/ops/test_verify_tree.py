@@ -13,6 +13,7 @@ from specengine.ops.verify_tree import (
     verify_tree_on_host,
     verify_tree_reference,
 )
+from specengine.rules import parse_rule
 from specengine.types import SamplingParams
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
 from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch
@@ -101,6 +102,18 @@ def test_the_first_of_duplicate_siblings_is_followed():
     tree = TreeBatch.of([DraftTree([0, 5, 4, 4, 7], [-1, 0, 0, 0, 3])], CPU)
     accepted = check(Batch(logits, tree, SamplingTable.of([SamplingParams()], [0]), history_of([[0]], [1])))
     assert accepted.path.tolist() == [[0, 2, -1, -1, -1]] and accepted.bonus.tolist() == [7]
+
+
+@pytest.mark.parametrize("theta, alone", [(0.5, 1), (0.999, -1)])
+@pytest.mark.parametrize("mode", ["strict", "lossless-base"])
+def test_of_two_close_tokens_the_better_one_is_followed_and_a_distant_one_is_not(theta, alone, mode):
+    rule, batch = parse_rule(f"margin:theta={theta},mode={mode}"), make_batch([star(3)], [PARAMS["greedy"]], 9)
+    batch.tree.tokens.copy_(torch.tensor([0, 5, 7]))
+    batch.logits.fill_(-1)
+    batch.logits[0, 7], batch.logits[0, 5] = 2.0, 1.9
+    assert verify_tree(*batch.arguments(), rule=rule).path[0, 1] == 2
+    batch.tree.tokens[2] = 8
+    assert verify_tree(*batch.arguments(), rule=rule).path[0, 1] == alone
 
 
 @pytest.mark.parametrize("vocab", [3, 8, 9, 64, 100, 1000])

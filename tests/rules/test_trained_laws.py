@@ -117,6 +117,7 @@ def laws(spec: str, rule: str) -> tuple[float, float]:
     return p_value(right, expected), p_value(counted(engine, allowed), expected)
 
 
+@pytest.mark.full
 def test_drawn_children_of_a_backbone_keep_the_target_s_law(specs):
     right, wrong = laws(f"{specs['fasteagle']},{OPTIONS['fasteagle']}", "rejection")
     assert right > 1e-4 and wrong < 1e-9

@@ -20,3 +20,9 @@ def test_a_union_that_refers_to_itself_is_followed_once():
     union = {"anyOf": [{"$ref": "#/$defs/x"}] * 3000 + [{"type": "integer"}]}
     schema = schema_of({"$ref": "#/$defs/x"}, **{"$defs": {"x": union}})
     assert parameter_types(schema, "a") == {"integer"}
+
+
+def test_a_number_without_a_fraction_is_an_integer_and_another_one_is_text():
+    schema = schema_of({"type": "integer"})
+    assert typed_value(schema, "a", "3.0") == "3.0"
+    assert typed_value(schema, "a", "3.5") == '"3.5"'

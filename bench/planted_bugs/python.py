@@ -1,0 +1,426 @@
+"""Bugs of the package: room -> (test files that are run first, {name: (file, text, text in its place)})."""
+
+BUGS = {
+    "page pool": (
+        "tests/cache/*.py tests/engine/test_shared_pages.py tests/engine/test_prefix_service.py "
+        "tests/engine/test_unread_requests.py tests/engine/test_prefix_hits.py",
+        {
+            "room for one token less": (
+                "specengine/cache/kv_cache.py",
+                "            count = -(-slots // PAGE_SIZE)",
+                "            count = slots // PAGE_SIZE",
+            ),
+            "freed pages stay promised": (
+                "specengine/cache/kv_cache.py",
+                "            self._promised -= len(pages)\n",
+                "",
+            ),
+            "companions keep the old page": (
+                "specengine/cache/kv_cache.py",
+                "pool.copy_page(page, known)",
+                "pool.copy_page(known, page)",
+            ),
+            "shrinks while requests hold pages": (
+                "specengine/cache/kv_cache.py",
+                "if self._promised or self.fixed:",
+                "if self.fixed:",
+            ),
+        },
+    ),
+    "prefix cache": (
+        "tests/cache/test_prefix_cache.py tests/engine/test_prefix_hits.py tests/cache/test_state_pool.py",
+        {
+            "key lacks the token after the page": (
+                "specengine/cache/prefix_cache.py",
+                "text[start : start + size + 1]",
+                "text[start : start + size]",
+            ),
+            "unfilled pages are found": (
+                "specengine/cache/prefix_cache.py",
+                "child is None or (filled and not child.filled)",
+                "child is None",
+            ),
+            "held page can be evicted": (
+                "specengine/cache/prefix_cache.py",
+                "            self._unused.pop(page, None)\n",
+                "",
+            ),
+            "first page of a text goes first": (
+                "specengine/cache/prefix_cache.py",
+                "for page in reversed(pages):",
+                "for page in pages:",
+            ),
+            "state of the page before": (
+                "specengine/cache/state_pool.py",
+                "self.memory.copy(self._kept[pages[shared - 1]], slot)",
+                "self.memory.copy(self._kept[pages[0]], slot)",
+            ),
+            "new request gets an old state": (
+                "specengine/cache/state_pool.py",
+                "            self.memory.clear(slot)",
+                "            pass",
+            ),
+        },
+    ),
+    "scheduler": (
+        "tests/engine/test_leaving.py tests/engine/test_service.py tests/engine/test_engine.py "
+        "tests/engine/test_prompts_together.py tests/engine/test_failing.py tests/engine/test_hybrids.py",
+        {
+            "cancelled request stays in the queue": (
+                "specengine/engine/scheduler.py",
+                "deque(r for r in self._waiting if not r.finish_reason)",
+                "deque(self._waiting)",
+            ),
+            "batch survives a new request": (
+                "specengine/engine/scheduler.py",
+                "                self._close_batch()\n                self._running += cached",
+                "                self._running += cached",
+            ),
+            "released while it is read": (
+                "specengine/engine/scheduler.py",
+                "        self._release(self._prefill.take_ended())\n        self._remove_finished()",
+                "        self._remove_finished()",
+            ),
+            "one request more than the batch holds": (
+                "specengine/engine/scheduler.py",
+                "len(admitted) == core.max_batch_size",
+                "len(admitted) > core.max_batch_size",
+            ),
+            "piece of a prompt ends one token late": (
+                "specengine/engine/prefill.py",
+                "border = (end - 1) // kept * kept",
+                "border = end // kept * kept",
+            ),
+        },
+    ),
+    "request": (
+        "tests/engine/test_engine.py tests/engine/test_exactness.py tests/engine/test_prefix_hits.py "
+        "tests/engine/test_constrained.py",
+        {
+            "stops one token early": (
+                "specengine/engine/request.py",
+                "len(self.tokens) - self.prompt_length >= self.limit",
+                "len(self.tokens) - self.prompt_length >= self.limit - 1",
+            ),
+            "tokens after the end are kept": (
+                "specengine/engine/request.py",
+                "                self.finish(reason)\n                break",
+                "                self.finish(reason)",
+            ),
+            "last prompt token is shared": (
+                "specengine/engine/request.py",
+                "min(self.cached, self.prompt_length - 1)",
+                "self.cached",
+            ),
+            "forced end of text is ignored": (
+                "specengine/engine/request.py",
+                "ends and not (self.params.ignore_eos and self.constraint is None)",
+                "ends and not self.params.ignore_eos",
+            ),
+            "paths of trees are not compacted": (
+                "specengine/engine/cycle.py",
+                "not self.drafter.drafts_chains and accepted.path.shape[1] > 1",
+                "self.drafter.drafts_chains and accepted.path.shape[1] > 1",
+            ),
+        },
+    ),
+    "draft policy": (
+        "tests/draft_policy/test_policy.py tests/draft_policy/test_cost_model.py tests/draft_policy/test_widths.py "
+        "tests/draft_policy/test_calibration.py tests/draft_policy/test_acceptance.py tests/draft_policy/*.py",
+        {
+            "levels of a draft cost nothing": (
+                "specengine/draft_policy/policy.py",
+                "self.further * max(0.0, self.levels - 1)",
+                "0 * max(0.0, self.levels - 1)",
+            ),
+            "price divides by the wrong side": (
+                "specengine/draft_policy/policy.py",
+                "max(count / curve(0), tokens / seconds)",
+                "min(count / curve(0), tokens / seconds)",
+            ),
+            "measurement counts without a limit": (
+                "specengine/draft_policy/cost_model.py",
+                "(min(seconds, 2 * usual) - usual)",
+                "(seconds - usual)",
+            ),
+            "point above the rows learns all": (
+                "specengine/draft_policy/cost_model.py",
+                "((below, 1 - share), (below + 1, share))",
+                "((below, share), (below + 1, 1 - share))",
+            ),
+            "widest of equals": (
+                "specengine/draft_policy/widths.py",
+                "(seconds[i] / expected[i], i)",
+                "(seconds[i] / expected[i], -i)",
+            ),
+            "calibration of the class below": (
+                "specengine/draft_policy/acceptance.py",
+                "rates[bisect_right(EDGES, chance)] for",
+                "rates[max(0, bisect_right(EDGES, chance) - 1)] for",
+            ),
+        },
+    ),
+    "draft trees": (
+        "tests/draft_trees/*.py",
+        {
+            "tree is one node too large": (
+                "specengine/draft_trees/best_first.py",
+                "[: nodes - len(tree)]",
+                "[: nodes - len(tree) + 1]",
+            ),
+            "phrases leave no reserve": (
+                "specengine/draft_trees/merge.py",
+                "len(self.tokens) + len(phrase) + reserve > MAX_NODES",
+                "len(self.tokens) + len(phrase) > MAX_NODES",
+            ),
+            "beam's parents are numbered from its level": (
+                "specengine/draft_trees/dynamic.py",
+                "self.beam.int() + (self.ends[-1] - self._tokens[-1].shape[1])",
+                "self.beam.int() + self.ends[-1]",
+            ),
+        },
+    ),
+    "drafters": (
+        "tests/drafters/test_prompt_lookup.py tests/drafters/test_lookahead.py tests/drafters/test_suffix.py "
+        "tests/drafters/test_ouroboros.py tests/drafters/test_combine.py tests/drafters/test_draft_model.py "
+        "tests/drafters/test_acceptance_watch.py tests/drafters/test_block.py tests/drafters/test_block_heads.py "
+        "tests/drafters/test_contract.py tests/engine/test_adapters.py",
+        {
+            "lookup drafts past the limit": (
+                "specengine/drafters/prompt_lookup/drafter.py",
+                "deepest = min(config.length, request.draft_limit)",
+                "deepest = config.length",
+            ),
+            "n-gram of the pool is one token off": (
+                "specengine/drafters/lookahead/drafter.py",
+                "self.pool.insert(tokens[end - ngram], tokens[end - ngram + 1 : end])",
+                "self.pool.insert(tokens[end - ngram - 1], tokens[end - ngram + 1 : end])",
+            ),
+            "window keeps its first level": (
+                "specengine/drafters/lookahead/window.py",
+                "self.levels = [rest[0][1:], *rest[1:]]",
+                "self.levels = [self.levels[0], *rest[1:]]",
+            ),
+            "suffix memory ignores the adapter": (
+                "specengine/drafters/suffix/drafter.py",
+                "earlier = self.earlier(request.adapter)\n        if earlier",
+                "earlier = self.earlier(None)\n        if earlier",
+            ),
+            "sentence forgets what is cached ahead": (
+                "specengine/drafters/ouroboros/sentences.py",
+                "state.ahead = state.sentence[:-1]",
+                "state.ahead = state.sentence",
+            ),
+            "parts of a combination swap their names": (
+                "specengine/drafters/combine/drafter.py",
+                "(self._names[step.source], step.drafted[i])",
+                "(self._names[-1 - step.source], step.drafted[i])",
+            ),
+            "draft model re-reads the root": (
+                "specengine/drafters/draft_model/drafter.py",
+                "starts = [state.cached + len(state.ahead) for state in states]",
+                "starts = [state.cached for state in states]",
+            ),
+            "watch warns of every drafter": (
+                "specengine/drafters/acceptance_watch.py",
+                "self._guessed < LEAST * CYCLES",
+                "self._guessed <= LEAST + CYCLES",
+            ),
+            "Markov gate swaps what it reads": (
+                "specengine/drafters/block/markov.py",
+                "torch.sigmoid(linear(torch.cat([slots, rows], -1), markov.inner)) * rows, None",
+                "torch.sigmoid(linear(torch.cat([rows, slots], -1), markov.inner)) * rows, None",
+            ),
+            "convolution reads the slot behind": (
+                "specengine/drafters/block/convolution.py",
+                "self.kernels[:, tap:, side, tap] * blocks[:, :-tap]",
+                "self.kernels[:, :-tap, side, tap] * blocks[:, :-tap]",
+            ),
+        },
+    ),
+    "hidden states": (
+        "tests/drafters/test_eagle.py tests/drafters/test_glide.py tests/drafters/test_mtp.py",
+        {
+            "pair takes the token before": (
+                "specengine/drafters/hidden_states/pairs.py",
+                "s.tokens[own.first + 1 : own.first + 1 + own.count]",
+                "s.tokens[own.first : own.first + own.count]",
+            ),
+            "taken pairs are kept": (
+                "specengine/drafters/hidden_states/pairs.py",
+                "self._hidden_states = [hidden_states[count:]] if self.count else []",
+                "self._hidden_states = [hidden_states] if self.count else []",
+            ),
+        },
+    ),
+    "tokenizer": (
+        "tests/tokenizer/test_stop_strings.py tests/tokenizer/test_detokenizer.py "
+        "tests/tokenizer/test_sentencepiece_bpe.py tests/tokenizer/test_tokenizer.py",
+        {
+            "stop string across pieces": (
+                "specengine/tokenizer/stop_strings.py",
+                "min(self._longest - 1, len(text))",
+                "min(self._longest - 2, len(text))",
+            ),
+            "first listed stop string wins": (
+                "specengine/tokenizer/stop_strings.py",
+                "self._matched = min(found)",
+                "self._matched = found[0]",
+            ),
+            "space is stripped from every piece": (
+                "specengine/tokenizer/detokenizer.py",
+                "self._to_strip - spaces if spaces == len(data) else 0",
+                "self._to_strip",
+            ),
+            "worst merge first": (
+                "specengine/tokenizer/sentencepiece_bpe.py",
+                "key=lambda merge: merge[:2], reverse=True",
+                "key=lambda merge: merge[:2]",
+            ),
+        },
+    ),
+    "constraints": (
+        "tests/constraints/test_constraint.py tests/constraints/test_grammars.py tests/engine/test_constrained.py",
+        {
+            "tried token is not taken back": (
+                "specengine/constraints/constraint.py",
+                "        self._tried.pop()\n        self._matcher.rollback(1)",
+                "        self._tried.pop()",
+            ),
+            "ignored end stays allowed": (
+                "specengine/constraints/constraint.py",
+                "            row &= ~self._ends\n",
+                "",
+            ),
+            "forced text hangs below the root": (
+                "specengine/constraints/cut_tree.py",
+                "                leaf = len(tokens)\n",
+                "",
+            ),
+            "mask rows of the first request": (
+                "specengine/engine/constrained.py",
+                "rows[first : first + len(tree.tokens)]",
+                "rows[: len(tree.tokens)]",
+            ),
+        },
+    ),
+    "checkpoint readers": (
+        "tests/models/quantised/test_awq.py tests/models/quantised/test_gptq.py tests/models/quantised/test_fp4.py "
+        "tests/models/quantised/test_compressed_tensors.py tests/models/quantised/test_fp8.py "
+        "tests/models/test_experts.py tests/models/test_rope.py",
+        {
+            "AWQ's zeros of the wrong outputs": (
+                "specengine/models/quantised/awq.py",
+                "[start - 8 * first : stop - 8 * first]",
+                "[: stop - start]",
+            ),
+            "GPTQ's zero is one too low": (
+                "specengine/models/quantised/gptq.py",
+                "words = words + _ONES[self._bits]",
+                "words = words + 0",
+            ),
+            "NVFP4 multiplies by the divisor": (
+                "specengine/models/quantised/fp4.py",
+                "scales.float() / self._divisor",
+                "scales.float() * self._divisor",
+            ),
+            "packed zero points start at a word": (
+                "specengine/models/quantised/packed_int.py",
+                "fields[:, start % 32 :]",
+                "fields[:, : stop - start]",
+            ),
+            "bitsandbytes scales by 128": (
+                "specengine/models/quantised/int8.py",
+                "(peaks / 127)[:, None]",
+                "(peaks / 128)[:, None]",
+            ),
+            "expert's matrix of the last read": (
+                "specengine/models/experts/tensors.py",
+                "self._last[0] != key",
+                "self._last[0][0] != key[0]",
+            ),
+            "yarn ramp is not clamped": (
+                "specengine/models/rope.py",
+                "- low) / (high - low)).clamp(0, 1)",
+                "- low) / (high - low))",
+            ),
+            "dynamic rope takes one position less": (
+                "specengine/models/rope.py",
+                "torch.arange(1, length + 1, dtype=torch.float32)",
+                "torch.arange(0, length, dtype=torch.float32)",
+            ),
+        },
+    ),
+    "LoRA folders": (
+        "tests/adapters/*.py tests/engine/test_adapters.py",
+        {
+            "values' rows begin at the keys'": (
+                "specengine/models/lora/adapters.py",
+                '"self_attn.v_proj": queries + keys}',
+                '"self_attn.v_proj": queries}',
+            ),
+        },
+    ),
+    "tensor parallel": (
+        "tests/tensor_parallel/test_shards.py tests/tensor_parallel/test_same_output.py "
+        "tests/tensor_parallel/test_hybrids.py",
+        {
+            "rows of the rank before": (
+                "specengine/tensor_parallel/shards.py",
+                "bounds[self._rank : self._rank + 2]",
+                "bounds[max(self._rank - 1, 0) : max(self._rank - 1, 0) + 2]",
+            ),
+            "gate rows are not doubled": (
+                "specengine/tensor_parallel/shards.py",
+                "tuple(2 * column for column in queries)",
+                "tuple(column for column in queries)",
+            ),
+        },
+    ),
+    "server": (
+        "tests/server/test_limits.py tests/server/test_client.py tests/server/test_token_attribution.py "
+        "tests/server/test_chat_requests.py",
+        {
+            "slot is not given back": (
+                "specengine/server/limits.py",
+                "            self._running -= 1\n",
+                "            pass\n",
+            ),
+            "body of twice the limit is read": (
+                "specengine/server/limits.py",
+                "if len(body) > self._settings.max_body_bytes:",
+                "if len(body) > 2 * self._settings.max_body_bytes:",
+            ),
+            "log-probability of the next token": (
+                "specengine/server/token_attribution.py",
+                "(self._num_decoded, event.logprobs[number])",
+                "(self._num_decoded, event.logprobs[-1 - number])",
+            ),
+            "rest of a token loses its proposer": (
+                "specengine/server/token_attribution.py",
+                "self._unsent.appendleft((part[len(text) :], self._last_proposer))",
+                "pass",
+            ),
+        },
+    ),
+    "tool calls": (
+        "tests/tool_calls/*.py tests/server/test_tool_calls.py",
+        {
+            "escaped quote ends a string": (
+                "specengine/tool_calls/json_pieces.py",
+                "            piece += escaped\n",
+                "            piece += escaped\n            quoted = quoted and escaped != '\"'\n",
+            ),
+            "tag across pieces is content": (
+                "specengine/tool_calls/growing_text.py",
+                "            held = self._partial_tag(tags, at)\n",
+                "            held = 0\n",
+            ),
+            "number without a fraction is no integer": (
+                "specengine/tool_calls/parameter_types.py",
+                'names = _names(value) | ({"integer"} if isinstance(value, float) and value.is_integer() else set())',
+                "names = _names(value)",
+            ),
+        },
+    ),
+}
