@@ -1,6 +1,7 @@
 """Fixtures shared by the whole suite."""
 
 import os
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -16,16 +17,43 @@ from specengine.drafters import policy_file
 from specengine.hub.embedded_models import fetch_embedded
 from specengine.ops import cuda_ops
 from specengine.tensor_parallel.loading import load_model
+from specengine.utils import kept_weights
 from tests.backends import CUDA_BACKENDS, Backend, cuda_backend_of
 from tests.engine.device.prompts import LOOKUP
-from tests.selection import leave_to_full
+from tests.selection import SHARE, leave_to_full, undrawn
+from tests.skips import NoMissing
 
 policy_file.measurement_path = lambda kind, place: None  # what one test teaches a policy must not reach another
+kept_weights.cache_dir = lambda: None  # tests pack what they load
+
+
+SEED = "SPECENGINE_TEST_SEED"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="run every combination of parameters, not a sample")
+    says = "fail where a test is skipped for want of a package or a program (tests/skips.py)"
+    parser.addoption("--no-missing", action="store_true", help=says)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault(SEED, str(time.time_ns() % 10**6))  # pytest-xdist's workers inherit it
+    if config.getoption("no_missing"):
+        config.pluginmanager.register(NoMissing())
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if config.getoption("all_cases"):
+        return "further cases: all"
+    return f"further cases: one in {SHARE} of each test, drawn by {SEED}={os.environ[SEED]}; --all-cases runs all"
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    leave_to_full(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left = leave_to_full(items)
+    if not config.getoption("all_cases") and (out := undrawn(left, os.environ[SEED])):
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(scope="session")

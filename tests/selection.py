@@ -1,13 +1,15 @@
-"""Which cases a plain `pytest` runs: every test, with every value of each of its parameters once.
+"""Which cases run: in a plain `pytest` every test, with every value of each of its parameters once.
 
-All combinations of the values run under `-m full`, together with the tests that are marked so. A costly test that is
-marked `quick(n)` keeps n of its cases in a plain run.
+Further combinations of the values run under `-m full`, together with the tests that are marked so: one in `SHARE` of
+them, drawn anew in each run by a seed that the header prints, or all with `--all-cases`. A costly test that is marked
+`quick(n)` keeps n of its cases in a plain run.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 SMALL = 3  # cases that a test may have without being cut
+SHARE = 4  # a run draws one in SHARE of the further cases of each test
 
 
 def wide(values: Iterable[Any], quick: int = 1) -> list[Any]:
@@ -56,19 +59,37 @@ def looped(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]],
     return decorate
 
 
-def leave_to_full(items: Iterable[pytest.Item]) -> None:
-    """Marks as full all cases that a plain run does not need in order to meet every value of every parameter."""
+def leave_to_full(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+    """Marks as full all cases that a plain run does not need in order to meet every value of every parameter.
+
+    Returns them, a list for each test.
+    """
     tests: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
         if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("full", "slow"))):
             tests.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
+    left = []
     for cases in tests.values():
         needed = covering([values_of(case) for case in cases])
         if quick := cases[0].get_closest_marker("quick"):
             needed = set(sorted(needed)[: quick.args[0]])
-        for number, case in enumerate(cases):
-            if number not in needed:
-                case.add_marker(pytest.mark.full)
+        left.append([case for number, case in enumerate(cases) if number not in needed])
+        for case in left[-1]:
+            case.add_marker(pytest.mark.full)
+    return left
+
+
+def undrawn(left: Iterable[list[pytest.Item]], seed: str) -> set[pytest.Item]:
+    """Returns the further cases that a run with this seed leaves out; each test keeps one in `SHARE` at least.
+
+    left: from `leave_to_full`. The draw of a test depends on its name and the seed alone.
+    """
+    out = set()
+    for cases in left:
+        if cases:
+            draw = random.Random(f"{seed} {cases[0].nodeid.partition('[')[0]}")
+            out.update(draw.sample(cases, len(cases) - -(-len(cases) // SHARE)))
+    return out
 
 
 def values_of(case: pytest.Item) -> frozenset[tuple]:

@@ -349,6 +349,7 @@ def test_what_a_drafter_does_on_the_host_counts_where_cycles_run_on_the_device()
     assert sum(row["ms_per_cycle"].values()) == pytest.approx(50)
 
 
+@pytest.mark.full
 def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
     idle = RunStats(1.0, 0.5, dict.fromkeys(PHASES, 0.1), passes=10, cycles=10, tokens=10)
     mute = RunStats(1.0, 0.5, tokens=10)  # a peer that reports no cycles

@@ -30,9 +30,11 @@ called linear, qkv
 
 def test_every_source_with_kernels_has_a_small_test_for_the_sanitizer():
     sanitizer = loaded("sanitizer")
-    sources = (ROOT / "csrc" / "cuda").rglob("*.cu")
-    with_kernels = {path for path in sources if "__global__" in path.read_text(encoding="utf-8")}
-    named = {str(path.relative_to(ROOT / "csrc" / "cuda").with_suffix("")) for path in with_kernels}
+    folder = ROOT / "csrc" / "cuda"
+    headers = {path.name for path in folder.rglob("*.cuh") if "__global__" in path.read_text(encoding="utf-8")}
+    marks = ("__global__", *(f'/{name}"' for name in headers))  # kernels, or a header of kernels
+    sources = {path for path in folder.rglob("*.cu") if any(mark in path.read_text(encoding="utf-8") for mark in marks)}
+    named = {str(path.relative_to(folder).with_suffix("")) for path in sources}
     assert named and {name.partition(",")[0] for name in sanitizer.TESTS} == named
     for test in sanitizer.TESTS.values():
         file, _, function = test.partition("::")
@@ -77,6 +79,7 @@ def test_races_are_left_to_the_stand_in_that_finds_both(tmp_path, capfd):
     assert "finds races too" in capfd.readouterr().out
 
 
+@pytest.mark.full
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "body, code, counted",
@@ -91,7 +94,8 @@ def test_tests_that_are_all_skipped_are_a_failure(tmp_path, body, code, counted)
         f"import pytest\n\ndef test_one():\n    {body}\n\n@pytest.mark.skip\ndef test_two():\n    pass\n"
     )
     command = [sys.executable, str(FOLDER / "run_tests.py"), str(tmp_path / "out.json"), "-q", "-n", "2", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    alone = {**os.environ, "PYTEST_ADDOPTS": ""}  # the options of this suite's run are of its own conftest
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=alone)
     assert done.returncode == code, done.stdout + done.stderr
     measured = json.loads((tmp_path / "out.json").read_text())["measured"]
     assert [count for _, count, _ in measured] == counted
@@ -182,6 +186,7 @@ def test_a_new_core_takes_the_place_of_the_old_one_if_it_has_kernels(tmp_path, m
         assert old.read_bytes() == b"the old core"
 
 
+@pytest.mark.full
 def test_tests_of_kernels_and_their_engines_need_no_gguf(tmp_path):
     # Of all tests that a GPU runs; sanitizer.py's must be found.
     (tmp_path / "gguf.py").write_text("raise ImportError('a machine with a GPU has no gguf')\n")

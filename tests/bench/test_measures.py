@@ -165,6 +165,7 @@ def test_passes_are_timed_by_their_rows(tiny):
     assert all(row["ms"] > 0 and row["ratio"] == pytest.approx(row["ms"] / rows[0]["ms"]) for row in rows)
 
 
+@pytest.mark.full
 def test_the_command_reports_prompts_and_passes(tmp_path):
     path = tmp_path / "out.json"
     small = ("--model", TINY, "--limit", "1", "--max-new-tokens", "3", "--repetitions", "1", "--json", str(path))

@@ -156,6 +156,7 @@ def test_presets_that_cannot_be_measured_are_refused_in_one_line(arguments, says
         named("")
 
 
+@pytest.mark.full
 @pytest.mark.model
 @pytest.mark.parametrize("name", wide(PRESETS, 2))
 def test_every_contender_of_a_preset_opens_on_the_models_at_hand(smollm2_path, name):

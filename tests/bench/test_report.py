@@ -120,6 +120,7 @@ def test_missing_and_huge_files_are_refused(tmp_path, monkeypatch):
 # ---- the page
 
 
+@pytest.mark.full
 def test_a_report_holds_all_pictures_and_figures_and_needs_nothing_else(tmp_path):
     files = [written(tmp_path, result(), "one.json"), written(tmp_path, result(command="run it"), "two.json")]
     out, folder = tmp_path / "out.html", tmp_path / "pictures"
@@ -158,6 +159,7 @@ def test_nothing_of_a_file_becomes_part_of_the_page(tmp_path):
     assert "default-src 'none'" in text
 
 
+@pytest.mark.full
 def test_a_sweep_of_rules_shows_quality_against_speed(tmp_path):
     data = result()
     for run in data["runs"]:
@@ -202,6 +204,7 @@ def test_a_picture_of_nothing_is_none(tmp_path, kind):
     assert (picture(PICTURES[kind][0], bare) is None) == (kind != "drafters")
 
 
+@pytest.mark.full
 def test_what_the_benchmark_writes_can_be_read(tmp_path):
     path, out = tmp_path / "run.json", tmp_path / "out.html"
     small = ("--model", TINY, "--limit", "2", "--max-new-tokens", "8", "--repetitions", "1", "--rows", "1,2")

@@ -186,6 +186,7 @@ def test_token_cascade_says_what_its_definition_says(tiny, small):
     assert 5 < from_small < 4 * 24 - 5
 
 
+@pytest.mark.full
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["token-cascade", "seq-cascade"])
 def test_sequential_cascades_take_the_shipped_draft_model(smollm2_path, kind):
@@ -239,6 +240,7 @@ def test_sequential_cascades_refuse_what_they_are_not(tiny, drafter, rule, says)
 SMALL = ("--model", TINY, "--limit", "2", "--max-new-tokens", "8", "--repetitions", "1")
 
 
+@pytest.mark.full
 def test_the_command_writes_table_json_and_picture(tmp_path):
     drafters = ("--drafters", f"prompt_lookup,{SELF}", "--temperature", "0,0.8")
     files = ("--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.png"))

@@ -243,6 +243,7 @@ for start, text in ("A B", b"aa"), ('"!" | "x" A B', b"xaa"), ('%lark {\\nstart:
 """
 
 
+@pytest.mark.full
 def test_a_grammar_that_forces_an_endless_text_holds_nothing_up():
     done = subprocess.run([sys.executable, "-c", ENDLESS], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[97]\n" * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType
 
 import torch
@@ -26,14 +27,23 @@ class Core:
 
     def __getattr__(self, name: str):
         value = getattr(self._core, name)
-        if isinstance(value, type) or not callable(value):
+        if not callable(value) or (isinstance(value, type) and issubclass(value, tuple)):  # a tuple holds the tensors
             return value
+        if isinstance(value, type):  # its views have no stream: torch's build for CUDA would ask a driver for one
+
+            def construct(*args, **kwargs):
+                inner_args, inner_kwargs = _inner((args, kwargs))
+                made = value(*inner_args, **inner_kwargs)
+                weakref.finalize(made, lambda *held: None, args, kwargs)  # it keeps alive what it was made of
+                return made
+
+            return construct
 
         def call(*args, **kwargs):
             tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, DeviceTensor)]
             if not tensors:
                 return value(*args, **kwargs)
-            inner_args, inner_kwargs = pytree.tree_map_only(Wrapper, lambda t: t.inner, (args, kwargs))
+            inner_args, inner_kwargs = _inner((args, kwargs))
             if name.endswith("_workspace"):  # a question about sizes
                 return value(*inner_args, **inner_kwargs)
             run = lambda: value(*inner_args, **inner_kwargs)  # noqa: E731
@@ -44,6 +54,10 @@ class Core:
             return None
 
         return call
+
+
+def _inner(arguments):
+    return pytree.tree_map_only(Wrapper, lambda tensor: tensor.inner, arguments)
 
 
 def _plain_record(record: torch.Tensor) -> None:

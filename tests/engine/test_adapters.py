@@ -147,6 +147,7 @@ def test_loaded_adapters_of_another_model_are_refused(tmp_path, adapters):
         Engine("random:tiny-qwen3", drafter="none", adapters=loaded)
 
 
+@pytest.mark.full
 def test_a_target_under_tensor_parallel_has_no_adapters(adapters):
     with pytest.raises(ValueError, match=r"^adapters: a target under tensor_parallel=2 cannot have any"):
         Engine("random:tiny-llama", drafter="none", tensor_parallel=2, adapters=adapters)

@@ -109,6 +109,7 @@ def test_a_pass_that_fails_is_an_error_of_its_requests_alone(monkeypatch, when):
         settled(address)
 
 
+@pytest.mark.full
 def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new():
     ask = LONG | {"n": 2, "max_tokens": 400}  # all fit in one batch
     with command("--model", str(chat_folder()), "--drafter", "none", "--device", "cpu") as (address, process):

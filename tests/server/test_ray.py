@@ -10,6 +10,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from filelock import FileLock
 
 from specengine import SamplingParams
 from tests.docs.pages import ROOT, Page
@@ -17,6 +18,7 @@ from tests.server.servers import chat_folder, plain_engine, until
 from tests.tensor_parallel.kills import ranks
 
 pytestmark = [
+    pytest.mark.full,  # two and a half minutes, most of them Ray's waiting
     pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (pip install 'specengine[ray]')"),
 ]
 CLIENTS, TOKENS = 6, 60
@@ -35,7 +37,12 @@ def deploy(**more) -> None:
 
 
 @pytest.fixture(scope="module")
-def address():
+def address(tmp_path_factory):
+    with FileLock(tmp_path_factory.getbasetemp().parent / "ray.lock"):  # a cluster at a time, of all workers
+        yield from cluster()
+
+
+def cluster():
     import ray
     from ray import serve
 

@@ -9,7 +9,7 @@ from tests.structure.source import PACKAGE, ROOT, Module, imported_modules, modu
 LAYERS = (
     *("types", "utils", "hub", "tokenizer", "rules", "draft_trees", "constraints", "ops", "cache", "models"),
     *("quantise", "tensor_parallel"),
-    *("draft_policy", "drafters", "engine", "api", "train", "bench", "tool_calls", "server", "cli"),
+    *("draft_policy", "drafters", "engine", "api", "train", "bench", "tool_calls", "server", "cli", "__main__"),
 )
 RANK = {room: rank for rank, room in enumerate(LAYERS)}
 CORE = "_C"  # the compiled module, open to every layer

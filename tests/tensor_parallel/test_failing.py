@@ -87,6 +87,7 @@ def test_a_rank_that_hangs_while_a_long_message_is_sent_ends_the_request_too(oth
     check_over(failing, others)
 
 
+@pytest.mark.full
 def test_an_error_in_a_rank_is_raised_by_the_first_one(others):
     failing = engine()
     with pytest.raises(RankFailed, match=r"rank 1 \(process \d+\) failed: TypeError: message: str is no message"):
@@ -160,6 +161,7 @@ def test_ranks_end_when_the_first_one_is_killed_though_a_fork_of_it_lives():
         fork.kill()
 
 
+@pytest.mark.full
 def test_a_fork_leaves_the_ranks_alone_which_take_no_module_of_the_working_directory(others, tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise SystemExit('not ours')")
     monkeypatch.chdir(tmp_path)

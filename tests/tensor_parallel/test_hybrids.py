@@ -140,6 +140,7 @@ def test_a_process_has_its_heads_part_of_weights_pages_and_states(tmp_path):
     assert 0.5 <= part / whole < 0.55  # rows are stored in panels
 
 
+@pytest.mark.full
 def test_a_gguf_file_whose_value_heads_are_tiled_has_the_bits_of_one_process(folders, tmp_path):
     path = tmp_path / "model.gguf"
     write_hybrid_gguf(path, open_checkpoint(folders("qwen3_5")))

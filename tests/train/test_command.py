@@ -51,6 +51,7 @@ def test_the_help_names_every_drafter_that_can_be_trained():
     assert set(re.findall(r"[\w-]+", help_text.partition("[")[0])) == {*OBJECTIVES, "or"}
 
 
+@pytest.mark.full
 def test_a_run_ends_with_a_drafter_a_log_a_picture_and_a_card(tmp_path, target):
     pytest.importorskip("matplotlib")
     given = ("--target", target, "--data", data(tmp_path / "data", target), *OPTIONS, "--storage=int8")

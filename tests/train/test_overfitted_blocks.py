@@ -34,6 +34,7 @@ def tokens_per_cycle(objective: Objective, folder: Path, params: SamplingParams,
     return sum(output.stats.tau for output in outputs) / len(outputs)
 
 
+@pytest.mark.full
 @pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore:drafter")  # an untrained one guesses nothing
 @pytest.mark.parametrize("spec", ["dspark,block=4,markov=8", "jetspec,block=4", "dflash,block=4"])

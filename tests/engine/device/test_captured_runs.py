@@ -82,6 +82,7 @@ def test_an_engine_is_made_while_another_one_of_its_model_runs(device):
         assert made.generate(PROMPTS[0], PARAMS).token_ids == TEXT
 
 
+@pytest.mark.full
 def test_two_engines_take_turns(device):
     model = model_on_the_standin()
     one, other = (captured_engine(model, drafter, max_batch_size=2) for drafter in (SMALL, "none"))

@@ -64,6 +64,7 @@ def test_the_plan_covers_what_cycles_take_and_keep(taken_and_planned, wide_model
     assert not control or rows * VOCAB * 4 > planned
 
 
+@pytest.mark.full
 def test_the_plan_covers_the_experts_of_a_mixture(taken_and_planned, monkeypatch):
     """Each row takes 32 experts, so their outputs are most of what a pass holds."""
     tiny = presets.PRESETS["tiny-qwen2-moe"]
@@ -77,6 +78,7 @@ def test_the_plan_covers_the_experts_of_a_mixture(taken_and_planned, monkeypatch
     assert taken > planned  # the control: the plan of a dense model would not be enough
 
 
+@pytest.mark.full
 def test_the_plan_covers_the_states_and_records_of_a_hybrid(taken_and_planned, monkeypatch):
     model = model_on_the_standin("tiny-qwen3.5")
     engine, taken, planned = taken_and_planned(model, DRAFTER, 16)
