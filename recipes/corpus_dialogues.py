@@ -19,8 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
+from specengine.drafters.suffix.corpus_file import read_corpus
 from specengine.tensor_parallel.loading import load_model, load_tokenizer
 from specengine.train.data.dialogue_files import Dialogue, write_shard
 from specengine.train.data.dialogues import DialogueConfig, question_prefix
@@ -106,10 +106,13 @@ class Questions:
 
 def tokens_of(corpus: Path) -> list[int]:
     """Reads the tokens of a corpus. Raises ValueError for another file and for larger ids."""
-    tensors = load_file(corpus)
-    if "tokens" not in tensors or tensors["tokens"].dtype != torch.uint16:
+    try:
+        tokens = read_corpus(corpus)["tokens"]
+    except ValueError:
+        tokens = torch.empty(0)
+    if tokens.dtype != torch.uint16:
         raise ValueError(f"CORPUS: {corpus}: expected a corpus of suffix whose tokens are uint16")
-    return tensors["tokens"].int().tolist()
+    return tokens.int().tolist()
 
 
 def questions_of(path: Path) -> Iterator[str]:

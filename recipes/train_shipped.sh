@@ -1,5 +1,6 @@
 #!/bin/bash
 # Trains drafters like those that come with the package for smollm2-135m: recipes/train_shipped.sh FOLDER [NAME...]
+# recipes/pack_shipped.sh then packs them.
 # The data are answers to the prompts of prompts.py and to questions that the target generates. EAGLE-3 is first trained
 # on the target's questions alone. FastEagle begins with the shipped EAGLE-3 as its first level, and learns from the
 # corpus of suffix. A second run continues where the first one stopped.
@@ -68,7 +69,7 @@ for name; do
       ;;
     medusa) asked medusa medusa,heads=4 600000 --learning-rate 1e-3 ;;
     glide) asked glide glide,layers=1 450000 --learning-rate 1e-3 ;;
-    suffix) specengine corpus asked --out suffix/corpus.safetensors ;;
+    suffix) specengine corpus asked --packed --out suffix/corpus.safetensors ;;
     draft_model) asked draft_model draft-model,layers=4 300000 --learning-rate 1e-3 ;;
   esac
 done

@@ -17,8 +17,8 @@ _CONTEXT = 8  # tokens of a question that precede its answer in the corpus
 _REPEAT = 8  # tokens: a token that ends a string of this length which the text already has is dropped
 
 
-def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
-    """Writes a corpus in a model's tokens and returns its number of tokens.
+def make_corpus(model: str, files: Iterable[Path], out: Path, *, packed: bool = False) -> int:
+    """Writes a corpus in a model's tokens and returns its number of tokens. packed: see write_corpus.
 
     Raises ValueError for a file that is no text and for a model without a tokenizer, OSError if writing fails.
     """
@@ -26,7 +26,7 @@ def make_corpus(model: str, files: Iterable[Path], out: Path) -> int:
     if tokenizer is None:
         raise ValueError("model: a model without a tokenizer cannot read texts")
     texts = (text for path in files for text in texts_of(path, tokenizer))
-    return write_corpus(out, (part for text in texts for part in without_repeats(text)), tokenizer)
+    return write_corpus(out, (part for text in texts for part in without_repeats(text)), tokenizer, packed=packed)
 
 
 def without_repeats(text: list[int]) -> Iterator[list[int]]:

@@ -36,7 +36,7 @@ def train(
     keep_vocabulary: Annotated[
         bool, typer.Option("--keep-vocabulary", help="Know the tokens of the drafter that --start names.")
     ] = False,
-    epochs: Annotated[int, typer.Option(help="Passes over the dialogues.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Passes over the dialogues; 0: only write the first weights.")] = 1,
     learning_rate: Annotated[float | None, typer.Option(help="By default the drafter's own rate.")] = None,
     schedule: Annotated[str, typer.Option(help="Decay of the learning rate: cosine or linear.")] = "cosine",
     warmup: Annotated[float, typer.Option(help="Share of the steps in which the learning rate rises.")] = 0.03,
@@ -51,7 +51,14 @@ def train(
     store: Annotated[
         str, typer.Option(help="Store of the target's states: disk, memory, or none (computed again).")
     ] = "disk",
-    storage: Annotated[str, typer.Option(help="Storage type of the drafter: bfloat16, int8 or float32.")] = "bfloat16",
+    storage: Annotated[
+        str, typer.Option(help="Storage type of the drafter: bfloat16, int8, float32 or packed (few bits).")
+    ] = "bfloat16",
+    base: Annotated[
+        list[str] | None,
+        typer.Option(help="Packed: store differences from an embedded model, or from the drafter ../NAME beside OUT."),
+    ] = None,
+    rise: Annotated[float, typer.Option(help="Packed: what rounding may add to the loss of a token.")] = 0.003,
     precision: Annotated[str, typer.Option(help="auto (bfloat16 on CUDA), float32 or bfloat16.")] = "auto",
     device: options.Device = "auto",
     dtype: options.DType = "auto",
@@ -67,7 +74,7 @@ def train(
     from specengine.train.job import TrainJob
 
     dialogues = DialogueConfig(seed if data_seed is None else data_seed, answer_tokens=answer_tokens)
-    given = {**locals(), "dialogues": dialogues}
+    given = {**locals(), "dialogues": dialogues, "bases": tuple(base or ())}
     given["config"] = TrainConfig(**{f.name: given[f.name] for f in fields(TrainConfig) if f.name in given})
     job = TrainJob(**{f.name: given[f.name] for f in fields(TrainJob) if f.name in given})
     note(outcome_line(run(job), out))

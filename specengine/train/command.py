@@ -6,17 +6,19 @@ import hashlib
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from specengine.drafters.shipped import FINGERPRINT, fingerprint
+from specengine.models.quantised.packed_weights import FILENAME
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.train.data.corpus import Corpus
 from specengine.train.data.dialogues import read_questions, write_dialogues
 from specengine.train.data.state_store import StateStore
 from specengine.train.data.target_states import TargetPasses
-from specengine.train.export import write_drafter
+from specengine.train.export import WEIGHTS, write_drafter
 from specengine.train.job import TrainJob
 from specengine.train.loss_passes import LossPasses
 from specengine.train.model_card import model_card
@@ -24,12 +26,16 @@ from specengine.train.objectives.base import Objective
 from specengine.train.objectives.level_report import LevelReport
 from specengine.train.objectives.registry import new_objective, objective_class
 from specengine.train.objectives.target_weights import load_target_weights
+from specengine.train.objectives.training_batch import TrainingBatch
+from specengine.train.packing import measure, pack
 from specengine.train.plot import plot_training
 from specengine.train.process_group import ProcessGroup
 from specengine.train.progress_bars import ProgressBars
 from specengine.train.trainer import Outcome, Trainer
 from specengine.train.warm_start import earlier_drafter, warm_start_weights
 from specengine.utils.console import note
+
+_MEASURED = 64  # dialogues of training whose gradients tell where rounding costs least
 
 
 def train(job: TrainJob) -> Outcome:
@@ -59,7 +65,7 @@ def _claim(out: Path) -> None:
     if not os.access(out, os.W_OK | os.X_OK):
         raise ValueError(f"out: {out} cannot be written to")
     if not (out / "training.jsonl").exists():
-        for name in ("config.json", "model.safetensors"):
+        for name in ("config.json", WEIGHTS, FILENAME):
             if (out / name).exists():
                 raise ValueError(f"out: {out} has a {name} of another model; choose another folder")
 
@@ -130,8 +136,26 @@ def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: Process
     bars.begin("training", trainer.steps)
     outcome = trainer.run()
     if processes.rank == 0:
-        _picture(job.out)
+        if outcome.steps:
+            _picture(job.out)
+        if job.storage == "packed" and outcome.ended == "finished":
+            pieces = corpus.training[:_MEASURED]
+            batches = (corpus.batch([each], states, processes.device) for each in pieces)
+            _pack(job, objective, batches)
     return outcome
+
+
+def _pack(job: TrainJob, objective: Objective, batches: Iterable[TrainingBatch]) -> None:
+    """Replaces the published int8 weights by packed ones, unless an earlier run has done so."""
+    if not (job.out / WEIGHTS).exists():
+        return
+    (job.out / FILENAME).unlink(missing_ok=True)  # of other weights
+    best = earlier_drafter(job.out)
+    tensors = {name: best.read(name) for name in best.tensors}
+    tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}
+    floats = {name: x for name, x in tensors.items() if x.is_floating_point()}
+    pack(job.out / FILENAME, tensors, measure(objective, floats, batches), job.rise, job.bases)
+    (job.out / WEIGHTS).unlink()
 
 
 def _vocabulary(job: TrainJob, model: LoadedModel, corpus: Corpus) -> torch.Tensor | None:
@@ -155,7 +179,8 @@ def _publish(
     config, tensors = objective.export()
     card = model_card(job, corpus, report, tokens, shlex.join(["specengine", *sys.argv[1:]]))
     own = {FINGERPRINT: fingerprint(model.target), "trained_length": corpus.longest}
-    write_drafter(job.out, config | own, tensors, job.storage, card)
+    storage = "int8" if job.storage == "packed" else job.storage  # packed at the end, from these weights
+    write_drafter(job.out, config | own, tensors, storage, card)
 
 
 def _picture(out: Path) -> None:

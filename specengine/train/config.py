@@ -16,8 +16,9 @@ PRECISIONS = ("auto", "float32", "bfloat16")
 class TrainConfig:
     """The options of a training run.
 
-    learning_rate: None takes the drafter's own.  batch_tokens: tokens to learn per step.  rows: rows of a pass, padding
-    included.  warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.
+    epochs: 0 only evaluates the first weights and writes them.  learning_rate: None takes the drafter's own.
+    batch_tokens: tokens to learn per step.  rows: rows of a pass, padding included.
+    warmup: share of the steps in which the rate rises; then it falls to zero by `schedule`.
     clip: the largest gradient norm; 0 for none.  minutes: time limit of a run, which can be resumed; 0 for none.
     held_out: dialogues to evaluate on.  evaluate_steps, save_steps: steps between evaluations and checkpoints.
     precision: auto means bfloat16 autocast on CUDA, float32 on the CPU.
@@ -40,7 +41,8 @@ class TrainConfig:
     precision: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_tokens", "rows", "held_out", "evaluate_steps", "save_steps"):
+        check_range("epochs", self.epochs, 0, 1 << 24)
+        for name in ("batch_tokens", "rows", "held_out", "evaluate_steps", "save_steps"):
             check_range(name, getattr(self, name), 1, 1 << 24)
         check_range("seed", self.seed, 0, 1 << 40)
         for name in ("clip", "weight_decay", "minutes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from specengine.rules.base import check_number
 from specengine.train.config import TrainConfig
 from specengine.train.data.dialogues import DialogueConfig
 from specengine.train.export import STORAGE
@@ -33,6 +34,8 @@ class TrainJob:
     longest: int = 2048
     store: str = "disk"
     storage: str = "bfloat16"
+    bases: tuple[str, ...] = ()
+    rise: float = 0.003
     device: str = "auto"
     dtype: str = "auto"
 
@@ -44,4 +47,7 @@ class TrainJob:
         check_range("vocabulary", self.vocabulary, 0, 1 << 24)
         if self.keep_vocabulary and self.start is None:
             raise ValueError("keep-vocabulary: expected a drafter to start from (--start)")
+        check_number("rise", self.rise, 1e-6, 1)
+        if self.bases and self.storage != "packed":
+            raise ValueError(f"base: differences are stored with --storage packed, got {self.storage}")
         objective_class(self.drafter)

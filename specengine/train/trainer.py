@@ -122,6 +122,8 @@ class Trainer:
 
     def _run(self, log: RunLog | None, begin: float, signalled: Callable[[], bool]) -> Outcome:
         config, steps = self._config, self.steps
+        if not steps:
+            self._evaluate(log)
         while self._step < steps:
             levels = self._train_step(self._plan[self._step])
             self._record(log, loss_entry(levels))

@@ -16,7 +16,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from math import prod
@@ -35,7 +35,9 @@ from specengine.utils.measurement_cache import file_stamps
 
 LEAST_BYTES = 32 << 20  # of a model's kept weights: fewer are packed as fast as they are read
 MOST_BYTES = 8 << 30  # of all files: those that were used least recently go
-_MAGIC = b"specengine packed weights 1\n"
+_KINDS = ("uint8", "int8", "bool", "uint16", "int32", "int64", "float16", "bfloat16", "float32")
+DTYPES = {kind: getattr(torch, kind) for kind in _KINDS}
+_MAGIC = b"specengine packed weights 2\n"
 _HEAD = struct.Struct(f"<{len(_MAGIC)}sQ32s")  # magic, bytes of the header, its SHA-256
 _MOST_HEADER = 16 << 20
 _END_BYTES = 64 << 10  # at either end of a model's file
@@ -56,7 +58,7 @@ class KeptWeights:
         self._is_new = False
         if path is not None:
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
-                self._found, self._mapped = _read(path, key)
+                self._found, self._mapped = read_file(path, key)
                 os.utime(path)
 
     @classmethod
@@ -88,7 +90,7 @@ class KeptWeights:
         weights, mapped, self._found, self._used, self._mapped = self._used, self._mapped, {}, {}, None
         size = sum(each.nbytes for each in weights.values())
         if self._is_new and LEAST_BYTES <= size <= MOST_BYTES:
-            thread = Thread(target=_write, args=(self._path, self._key, weights), name="specengine-kept-weights")
+            thread = Thread(target=write_file, args=(self._path, self._key, weights), name="specengine-kept-weights")
         elif mapped is not None and weights:
             thread = Thread(target=_use_large_pages, args=(mapped,), name="specengine-large-pages")
         else:
@@ -99,7 +101,7 @@ class KeptWeights:
         return None
 
 
-def _read(path: Path, key: Any) -> tuple[dict[str, torch.Tensor], _C.MappedFile]:
+def read_file(path: Path, key: Any) -> tuple[dict[str, torch.Tensor], _C.MappedFile]:
     """Maps a file. Raises OSError, ValueError, KeyError or TypeError for one that is missing or damaged."""
     with path.open("rb") as file:
         magic, size, digest = _HEAD.unpack(file.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
@@ -111,34 +113,38 @@ def _read(path: Path, key: Any) -> tuple[dict[str, torch.Tensor], _C.MappedFile]
         if hashlib.sha256(header).digest() != digest:
             raise ValueError(f"{path}: the header is damaged")
         content = json.loads(header)
-        entries = content["weights"]
-        if content["key"] != key or sum(_padded(prod(shape)) for _, shape, _ in entries) != left:
+        entries = [(*entry, prod(entry[2]) * DTYPES[entry[1]].itemsize) for entry in content["tensors"]]
+        if content["key"] != key or sum(_padded(size) for *_, size in entries) != left:
             raise ValueError(f"{path}: belongs to another model, or is truncated")
         mapped = _C.MappedFile(file.fileno(), start + left)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
-    weights = {}
-    for name, shape, checksum in entries:
-        own = memory[start : start + prod(shape)]
+    tensors = {}
+    for name, dtype, shape, checksum, size in entries:
+        own = memory[start : start + size]
         if _C.checksum(own) != checksum:
             raise ValueError(f"{path}: '{name}' is damaged")
-        weights[name] = own.view(shape)
-        start += _padded(prod(shape))
-    return weights, mapped
+        tensors[name] = own.view(DTYPES[dtype]).view(shape)
+        start += _padded(size)
+    return tensors, mapped
 
 
-def _write(path: Path, key: Any, weights: dict[str, torch.Tensor]) -> None:
+def write_file(path: Path, key: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes a file, and removes those that were used least recently; a folder that cannot be written stays as is."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = sum(each.nbytes for each in weights.values())
+        size = sum(each.nbytes for each in tensors.values())
         if shutil.disk_usage(path.parent).free < 2 * size:  # the last bytes of a disk are not ours
             return
-        entries = [[name, list(each.shape), _C.checksum(each.view(-1))] for name, each in weights.items()]
-        header = json.dumps({"key": key, "weights": entries}).encode()
+        bytes_of = {name: each.contiguous().view(-1).view(torch.uint8) for name, each in tensors.items()}
+        entries = [
+            [name, str(each.dtype).removeprefix("torch."), list(each.shape), _C.checksum(bytes_of[name])]
+            for name, each in tensors.items()
+        ]
+        header = json.dumps({"key": key, "tensors": entries}).encode()
         with atomic_file(path) as part, part.open("wb") as file:
             head = _HEAD.pack(_MAGIC, len(header), hashlib.sha256(header).digest()) + header
             file.write(head.ljust(_padded(len(head)), b"\0"))
-            for each in weights.values():
+            for each in bytes_of.values():
                 file.write(each.numpy().data)
                 file.write(bytes(_padded(each.nbytes) - each.nbytes))
         for old in _superfluous(path.parent):

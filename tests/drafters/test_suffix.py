@@ -1,3 +1,4 @@
+import lzma
 from types import SimpleNamespace
 
 import pytest
@@ -6,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.suffix.config import Config
-from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
+from specengine.drafters.suffix.corpus_file import open_corpus, read_corpus, write_corpus
 from specengine.drafters.suffix.drafter import CORPUS, OWN, Suffix
 from specengine.ops import native
 from specengine.types import SourceStats
@@ -184,6 +185,27 @@ def test_a_corpus_has_two_bytes_per_token_where_they_are_enough(tmp_path, highes
     assert corpus.continuations([3, 50, highest], 4, 2, 1, [1.0] * 30, 0.0)[0] == [highest, 52]
     with pytest.raises(ValueError, match=f"have token {highest}"):
         open_corpus(tmp_path / "corpus", highest)
+
+
+@pytest.mark.parametrize("highest", [0xFFFE, 0xFFFF])
+def test_a_packed_corpus_is_small_and_the_same(tmp_path, monkeypatch, highest):
+    monkeypatch.setenv("SPECENGINE_CACHE", str(tmp_path / "cache"))
+    texts = [[50, 51, 52, 53, highest] * 500, [50, 51, 60]]
+    write_corpus(tmp_path / "whole", texts)
+    write_corpus(tmp_path / "packed", texts, packed=True)
+    assert 8 * (tmp_path / "packed").stat().st_size < (tmp_path / "whole").stat().st_size
+    expected = read_corpus(tmp_path / "whole")
+    for _ in range(2):  # made, and kept
+        found = read_corpus(tmp_path / "packed")
+        assert all(torch.equal(found[name].int(), expected[name].int()) for name in ("tokens", "order"))
+        assert len(open_corpus(tmp_path / "packed", highest + 1)) == len(expected["tokens"])
+        (kept,) = (tmp_path / "cache/weights").iterdir()
+    kept.unlink()
+    about = {"format": "specengine-corpus-1", "tokens": "uint16"}
+    for small, problem in ((b"damaged", "damaged"), (lzma.compress(bytes(1 << 22)), "too many for the file")):
+        save_file({"packed": torch.frombuffer(bytearray(small), dtype=torch.uint8)}, tmp_path / "packed", about)
+        with pytest.raises(ValueError, match=f"the corpus cannot be read .its tokens are .*{problem}"):
+            open_corpus(tmp_path / "packed", highest + 1)
 
 
 def test_a_corpus_is_found_in_a_folder_and_at_home(tmp_path, monkeypatch):

@@ -1,11 +1,12 @@
 """Records what each kernel of a pass does to memory: `python -m tests.simulator.counts`.
 
 Runs the kernels on the simulator with its counters on, at shapes of Llama-3.1-8B or at smaller ones from which
-specengine/bench/gpu_model scales, and writes specengine/bench/data/kernel_counts.json. Chains of loads need nvcc.
+specengine/bench/gpu_model scales, and writes specengine/bench/data/kernel_counts.json.gz. Chains of loads need nvcc.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from collections.abc import Callable
@@ -296,7 +297,7 @@ def main() -> None:
     by_name = {each["name"]: {key: each[key] for key in ("registers", "chain")} for each in known.values()}
     about = [f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in sorted(by_name.items())]
     text = '{"kernels": {\n' + ",\n".join(about) + '\n},\n"samples": [\n' + ",\n".join(lines) + "\n]}\n"
-    RECORD.write_text(text, encoding="utf-8")
+    RECORD.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from specengine.bench.gpu_model.counts import RECORD, between, launches
+from specengine.bench.gpu_model.counts import between, launches, recorded
 from tests.backends import use_core
 from tests.selection import looped
 from tests.simulator import counts
@@ -196,7 +196,7 @@ def assert_recorded(simulated, op: str, size: dict[str, int]) -> None:
 
 
 def test_registers_of_the_record_are_those_that_the_compiler_gave():
-    known = json.loads(RECORD.read_text(encoding="utf-8"))["kernels"]
+    known = recorded()["kernels"]
     compiled = json.loads(counts.PTXAS.read_text(encoding="utf-8"))["files"]
     registers = {row["kernel"]: row["registers"] for file in compiled.values() for row in file["sm_90a"]}
     assert known and all(each["registers"] == registers[name] for name, each in known.items())

@@ -12,11 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from specengine import Engine, SamplingParams
 from specengine.cli.main import app
 from specengine.cli.train import train
+from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.models.quantised.packed_weights import FILENAME
 from specengine.train.data.dialogue_files import write_shard
 from specengine.train.data.dialogues import DialogueConfig
 from specengine.train.objectives.registry import OBJECTIVES
+from tests.engines import ids
 from tests.models.files import CONFIG_JSON
 from tests.train.runs import CHECKPOINT, CONFIG, dialogues
 
@@ -227,7 +231,7 @@ def test_states_need_not_be_kept_on_disk(tmp_path, target, store):
         ("--schedule=flat", "schedule: expected cosine or linear"),
         ("--tokens=0", "tokens: expected an integer from 1"),
         ("--vocabulary=-1", "vocabulary: expected an integer from 0"),
-        ("--epochs=0", "epochs: expected an integer from 1"),
+        ("--epochs=-1", "epochs: expected an integer from 0"),
     ],
 )
 def test_wrong_arguments_are_named_before_anything_is_loaded(tmp_path, wrong, message):
@@ -250,3 +254,32 @@ def test_a_target_with_too_few_layers_is_refused_before_data_is_made(tmp_path, d
     result = run(f"--drafter={drafter}", "--out", tmp_path / "out", *given)
     assert result.exit_code == 2 and message in result.output
     assert not (tmp_path / "data").exists()
+
+
+def test_a_command_without_steps_packs_an_earlier_drafter_and_drafts_change_no_token(tmp_path, target, monkeypatch):
+    monkeypatch.setenv("SPECENGINE_CACHE", str(tmp_path / "cache"))
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    given = ("--drafter=fasteagle,levels=2", "--target", target, "--data", data(tmp_path / "data", target), *OPTIONS)
+    assert run("--out", plain, *given, "--storage=int8").exit_code == 0
+    again = (*given, "--out", packed, "--start", plain, "--epochs=0", "--storage=packed", "--base", "../plain")
+    for _ in range(2):  # the second run finds the work done
+        result = run(*again)
+        assert result.exit_code == 0 and "finished, step 0 of 0" in result.output, result.output
+        assert sorted(x.name for x in packed.iterdir() if x.is_file()) == [
+            *("README.md", "config.json", FILENAME, "training.jsonl")
+        ]
+    before, after = open_draft_checkpoint(plain), open_draft_checkpoint(packed)
+    assert after.tensors == before.tensors
+    name = "layers.1.mlp.up_proj.weight"
+    assert (after.read(name) - before.read(name)).abs().max() < 0.1 * before.read(name).abs().max()
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+    outputs = [
+        Engine(target, drafter=drafter).generate([[5, 6, 7]], params)
+        for drafter in ("none", f"fasteagle:{packed},adaptive=false")
+    ]
+    assert ids(outputs[0]) == ids(outputs[1])
+
+
+def test_bases_need_packed_storage(tmp_path, target):
+    result = run("--drafter=medusa", "--target", target, "--out", tmp_path / "out", "--base", "../plain")
+    assert result.exit_code == 2 and "base: " in result.output

@@ -145,7 +145,7 @@ def damages(data: bytes):
     yield "empty", b""
     yield "only the magic", data[:28]
     yield "half of the head", data[:50]
-    yield "another format", data.replace(b"weights 1\n", b"weights 2\n", 1)
+    yield "another format", data.replace(b"weights 2\n", b"weights 1\n", 1)
     yield "an endless header", data[:28] + b"\xff" * 8 + data[36:]
     for at in (30, 40, 70, 200, len(data) // 2, len(data) - 2000):
         yield f"a flipped bit at {at}", data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
@@ -236,7 +236,7 @@ def test_parts_of_killed_processes_go(model, cache):
 def test_two_writers_at_once_leave_a_whole_file(model, cache):
     path = cache / "both"
     weights = {"a": torch.arange(1 << 20).to(torch.uint8).view(1 << 10, -1), "b": torch.ones(1000, dtype=torch.uint8)}
-    writers = [threading.Thread(target=kept_weights._write, args=(path, ["key"], weights)) for _ in range(6)]
+    writers = [threading.Thread(target=kept_weights.write_file, args=(path, ["key"], weights)) for _ in range(6)]
     for writer in writers:
         writer.start()
     for writer in writers:

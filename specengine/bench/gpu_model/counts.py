@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 from specengine._C import LINEAR_VARIANTS
 from specengine.bench.kernels.shapes import LLAMA_8B
 
-RECORD = Path(__file__).resolve().parents[1] / "data" / "kernel_counts.json"
+RECORD = Path(__file__).resolve().parents[1] / "data" / "kernel_counts.json.gz"
 VARIANTS = range(1, len(LINEAR_VARIANTS) + 1)
 CODED = ("int4_128_float16", "e4m3")  # formats of weights in codes that are counted, by place
 NODES = (1, 8, 60, 128)  # rows of a request in a pass
@@ -202,8 +203,13 @@ def _key(op: str, size: Size) -> tuple[str, tuple[tuple[str, int], ...]]:
     return op, tuple(sorted(size.items()))
 
 
+def recorded() -> dict[str, Any]:
+    """Reads the recorded counts: `kernels` by name and `samples`."""
+    return json.loads(gzip.decompress(RECORD.read_bytes()))
+
+
 @cache
 def _record() -> dict[str, Any]:
-    data = json.loads(RECORD.read_text(encoding="utf-8"))
+    data = recorded()
     samples = {_key(each["op"], each["size"]): each["launches"] for each in data["samples"]}
     return {"kernels": data["kernels"], "samples": samples}

@@ -83,6 +83,7 @@ def printable(text: str) -> str:
 def picture(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, Any]) -> bytes | None:
     """Returns the PNG of the figure that `draw` makes; None if it makes none."""
     import matplotlib
+    from PIL import Image  # which matplotlib needs
 
     out = BytesIO()
     # Names come from files, so a dollar sign is text. The font draws a box for a character that it lacks.
@@ -91,7 +92,9 @@ def picture(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, 
         if (figure := draw(results)) is None:
             return None
         figure.savefig(out, dpi=110, format="png")
-    return out.getvalue()
+    small = BytesIO()
+    Image.open(out).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def style(number: int) -> dict[str, Any]:

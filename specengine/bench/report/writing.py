@@ -20,13 +20,12 @@ def write_whole(path: Path, content: bytes) -> None:
         part.write_bytes(content)
 
 
-def _encode(value: Any, indent: str = "") -> str:
-    """Returns JSON with a line per entry; a list without dictionaries, as of tokens, takes one line."""
-    if isinstance(value, dict) and value:
-        entries = [f"{json.dumps(str(key))}: {_encode(each, indent + '  ')}" for key, each in value.items()]
-    elif isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
-        entries = [_encode(each, indent + "  ") for each in value]
-    else:
-        return json.dumps(value)
-    opening, closing = "{}" if isinstance(value, dict) else "[]"
-    return opening + ",".join(f"\n{indent}  {entry}" for entry in entries) + f"\n{indent}{closing}"
+def _encode(data: dict[str, Any]) -> str:
+    """Returns JSON with a line per entry; a list of dictionaries has a line for each."""
+    return "{" + ",".join(f"\n  {json.dumps(str(key))}: {_value(value)}" for key, value in data.items()) + "\n}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value):
+        return "[" + ",".join(f"\n    {json.dumps(each)}" for each in value) + "\n  ]"
+    return json.dumps(value)
