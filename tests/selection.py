@@ -1,8 +1,8 @@
 """Which cases run: in a plain `pytest` every test, with every value of each of its parameters once.
 
-Further combinations of the values run under `-m full`, together with the tests that are marked so: one in `SHARE` of
-them, drawn anew in each run by a seed that the header prints, or all with `--all-cases`. A costly test that is marked
-`quick(n)` keeps n of its cases in a plain run.
+Further combinations of the values run under `-m full`, together with the cases that are marked so: one in `SHARE` of
+each test's, drawn anew in each run by a seed that the header prints, or all with `--all-cases`. A costly test that is
+marked `quick(n)` keeps n of its cases in a plain run.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import inspect
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 SMALL = 3  # cases that a test may have without being cut
-SHARE = 4  # a run draws one in SHARE of the further cases of each test
+SHARE = 8  # a run draws one in SHARE of the further cases of each test
 
 
 def wide(values: Iterable[Any], quick: int = 1) -> list[Any]:
@@ -59,36 +59,46 @@ def looped(names: str, values: Iterable[Any]) -> Callable[[Callable[..., None]],
     return decorate
 
 
-def leave_to_full(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+class Further(NamedTuple):
+    """The cases of one test that a plain run leaves out. alone: there are no others."""
+
+    cases: list[pytest.Item]
+    alone: bool
+
+
+def leave_to_full(items: Iterable[pytest.Item]) -> list[Further]:
     """Marks as full all cases that a plain run does not need in order to meet every value of every parameter.
 
-    Returns them, a list for each test.
+    Returns the further cases of each test: these, and those that were marked as full before.
     """
     tests: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
-        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("full", "slow"))):
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
             tests.setdefault((item.path, item.nodeid.partition("[")[0]), []).append(item)
-    left = []
+    further = []
     for cases in tests.values():
-        needed = covering([values_of(case) for case in cases])
-        if quick := cases[0].get_closest_marker("quick"):
+        plain = [case for case in cases if not case.get_closest_marker("full")]
+        needed = covering([values_of(case) for case in plain])
+        if plain and (quick := plain[0].get_closest_marker("quick")):
             needed = set(sorted(needed)[: quick.args[0]])
-        left.append([case for number, case in enumerate(cases) if number not in needed])
-        for case in left[-1]:
-            case.add_marker(pytest.mark.full)
-    return left
+        for number, case in enumerate(plain):
+            if number not in needed:
+                case.add_marker(pytest.mark.full)
+        further.append(Further([case for case in cases if case.get_closest_marker("full")], not needed))
+    return further
 
 
-def undrawn(left: Iterable[list[pytest.Item]], seed: str) -> set[pytest.Item]:
-    """Returns the further cases that a run with this seed leaves out; each test keeps one in `SHARE` at least.
+def undrawn(further: Iterable[Further], seed: str) -> set[pytest.Item]:
+    """Returns the further cases that a run with this seed leaves out. A test without others keeps at least one.
 
-    left: from `leave_to_full`. The draw of a test depends on its name and the seed alone.
+    The draw of a test depends on its name and the seed alone.
     """
     out = set()
-    for cases in left:
+    for cases, alone in further:
         if cases:
             draw = random.Random(f"{seed} {cases[0].nodeid.partition('[')[0]}")
-            out.update(draw.sample(cases, len(cases) - -(-len(cases) // SHARE)))
+            kept = max(int(alone), int(len(cases) / SHARE + draw.random()))  # one in SHARE in the mean of all seeds
+            out.update(draw.sample(cases, len(cases) - kept))
     return out
 
 

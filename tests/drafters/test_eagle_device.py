@@ -38,6 +38,7 @@ def test_eagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tm
         assert [sorted(cycle.tokens) for cycle in ours.trace] == [sorted(cycle.tokens) for cycle in theirs.trace]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_so_does_the_network_of_the_target_s_own_checkpoint(device_engine, tmp_path, params):
     torch.manual_seed(4)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.selection import SHARE, covering, undrawn
+from tests.selection import SHARE, Further, covering, undrawn
 
 
 def cases(count: int, name: str = "tests/ops/test_linear.py::test_linear") -> list[SimpleNamespace]:
@@ -23,15 +23,18 @@ def test_every_value_is_in_a_plain_run_and_few_cases_are():
 
 
 @pytest.mark.parametrize("count", [1, SHARE, SHARE + 1, 100])
-def test_a_sampled_run_keeps_one_in_a_few_further_cases_of_each_test(count):
-    left = [cases(count), [], cases(count, "tests/ops/test_layer.py::test_layer")]
-    out = undrawn(left, "1")
-    assert [len(set(each) - out) for each in left] == [-(-count // SHARE), 0, -(-count // SHARE)]
+def test_runs_keep_one_in_a_few_further_cases_and_of_a_test_without_others_one_at_least(count):
+    tests = [Further(cases(count), False), Further([], True), Further(cases(count, "tests/test_a.py::test_a"), True)]
+    kept = [[len(set(each) - undrawn(tests, str(seed))) for each, _ in tests] for seed in range(200)]
+    some, none, alone = zip(*kept, strict=True)
+    assert set(none) == {0} and min(alone) >= 1
+    assert {*some, *alone} <= {count // SHARE, count // SHARE + 1}
+    assert sum(some) / 200 == pytest.approx(count / SHARE, abs=0.15)
 
 
 def test_a_seed_fixes_what_is_drawn_and_seeds_differ_until_all_cases_have_run():
     further = cases(40)
-    drawn = [set(further) - undrawn([further], str(seed)) for seed in range(40)]
-    assert drawn[0] == set(further) - undrawn([further], "0")
+    drawn = [set(further) - undrawn([Further(further, False)], str(seed)) for seed in range(40)]
+    assert drawn[0] == set(further) - undrawn([Further(further, False)], "0")
     assert drawn[0] != drawn[1]
     assert set().union(*drawn) == set(further)

@@ -55,6 +55,7 @@ def four_heads(folder):
     return folder
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-mistral"])
 def test_strict_devices_have_the_bits_of_one(load, name):
     one, several = (load(f"random:{name}", size) for size in (1, 2))

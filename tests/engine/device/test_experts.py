@@ -59,6 +59,7 @@ def mixture(family: str, device: torch.device) -> Mixture:
     return Mixture(LoadedModel(family, "float32", target, None, frozenset()))
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", FAMILIES)

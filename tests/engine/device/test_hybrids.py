@@ -44,7 +44,7 @@ def test_speculation_says_what_plain_decoding_says(device_engine, name, params):
 def test_the_drafter_of_its_own_checkpoint_changes_nothing(device_engine, tmp_path, name):
     engine = device_engine("none", name=name, max_batch_size=2)
     folder = write_mtp(tmp_path / "mtp", mtp_state(engine.model.config, engine.model.config.moe))
-    drafting = device_engine(f"mtp:{folder}", name=name, max_batch_size=2)
+    drafting = device_engine(f"mtp:{folder},top_k=2,levels=2,nodes=6,adaptive=false", name=name, max_batch_size=2)
     for params in PARAMS.values():
         assert ids(drafting.generate(PROMPTS[:2], params)) == ids(engine.generate(PROMPTS[:2], params))
 
