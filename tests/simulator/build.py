@@ -16,16 +16,25 @@ from types import ModuleType
 import pybind11
 from filelock import FileLock
 
+from tests.packaging.build_scripts import loaded
+
 ROOT = Path(__file__).resolve().parents[2]
+build_cache = loaded("build_cache")
 
 
 @cache
 def simulator() -> ModuleType:
-    """Brings the module up to date with the sources and imports it. Raises RuntimeError with the compiler's message."""
+    """Brings the module up to date with the sources and imports it. Raises RuntimeError with the compiler's message.
+
+    A module that another clone has built of the same sources comes from the build cache.
+    """
     folder = _build_folder()
+    path, key, built = folder / f"_sim{sysconfig.get_config_var('EXT_SUFFIX')}", _key(), folder / "key"
     with FileLock(folder / "lock"):
-        _build(folder)
-    path = folder / f"_sim{sysconfig.get_config_var('EXT_SUFFIX')}"
+        if not path.exists() or not built.exists() or built.read_text() != key:
+            kept = build_cache.cache_folder()
+            build_cache.build_or_fetch(kept and kept / "sim", _key, path, lambda: _build(folder))
+            built.write_text(key)
     spec = importlib.util.spec_from_file_location("_sim", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -34,8 +43,7 @@ def simulator() -> ModuleType:
 
 def _build_folder() -> Path:
     """A folder per clone, compiler and Python, in the user's cache if the clone cannot be written."""
-    what = [ROOT, sys.executable, sys.version, pybind11.__version__, _compiler()]
-    name = "sim-" + hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+    name = "sim-" + hashlib.sha256(repr([ROOT, sys.executable, *_facts()]).encode()).hexdigest()[:12]
     for parent in (ROOT / "build", Path("~/.cache/specengine").expanduser()):
         try:
             (parent / name).mkdir(parents=True, exist_ok=True)
@@ -44,6 +52,19 @@ def _build_folder() -> Path:
         if os.access(parent / name, os.W_OK):
             return parent / name
     raise RuntimeError("the simulator's build finds no folder that can be written")
+
+
+def _key() -> str:
+    sources = sorted(path for path in (ROOT / "tests/simulator/csrc").rglob("*") if path.is_file())
+    own = [f"{path.relative_to(ROOT)} {path.read_text()}" for path in sources]
+    return build_cache.core_key(ROOT, [*_facts(), *own])
+
+
+@cache
+def _facts() -> list[str]:
+    """What decides beside the sources and the environment what is built."""
+    version = subprocess.run([_compiler() or "false", "--version"], capture_output=True, text=True).stdout
+    return [sys.version, pybind11.__version__, str(_compiler()), version]
 
 
 def _compiler() -> str | None:
