@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -34,12 +34,19 @@ class BuildLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        with suppress(OSError):  # a full disk, which was told of
+            self._files.close()
 
     def say(self, line: str) -> None:
         """Prints a line, and writes it to the log."""
-        for output in self._outputs:
-            print(line.rstrip("\n"), file=output, flush=True)
+        for output in list(self._outputs):
+            try:
+                print(line.rstrip("\n"), file=output, flush=True)
+            except OSError as error:
+                if output is sys.stdout:
+                    raise
+                self._outputs.remove(output)
+                self.say(f"specengine: the log ends here: {error}")
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Runs a command, whose output and time are said. Raises CalledProcessError where it fails."""

@@ -35,8 +35,7 @@ std::string type_name(const Record*) {
   return Record::kRecord;
 }
 
-// Adds a record's class to the module. Its doc is a signature, as pybind11 writes one
-// for a function.
+// Adds a record's class to the module. Its doc is a signature, as pybind11 writes one for a function.
 void add_record(pybind11::module_& m, const char* name, const std::vector<std::string>& fields,
                 const std::vector<std::string>& types);
 

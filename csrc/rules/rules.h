@@ -1,5 +1,5 @@
-// The verification rules: an include and a line in with_rule each. Their step() or verdict() decides acceptance on CPU
-// and CUDA; ops/verify_tree.h names the files that call them.
+// The verification rules: an include and a line in with_rule each, and a name in AnyRule of csrc/cuda/sampling. Their
+// step() or verdict() decides acceptance on CPU and CUDA; ops/verify_tree.h names the files that call them.
 #pragma once
 #include <string>
 #include <vector>

@@ -166,10 +166,10 @@ class Bases:
             return EMBEDDED[source].gguf_sha256
         if source != f"../{Path(source).name}" or source == "../..":
             raise ValueError(f"base: expected {' or '.join(EMBEDDED)} or ../NAME, got {source!r}")
-        for name in (FILENAME, SafetensorsCheckpoint.filename):
+        for name in (SafetensorsCheckpoint.filename, FILENAME):
             if (file := self._folder / source / name).is_file():
                 return _digest(file)
-        raise ValueError(f"base: {source} has neither {FILENAME} nor {SafetensorsCheckpoint.filename}")
+        raise ValueError(f"base: {source} has neither {SafetensorsCheckpoint.filename} nor {FILENAME}")
 
     def open(self, source: str) -> Checkpoint:
         """Opens a source; ModelFetchError where an embedded model cannot be fetched."""
@@ -215,9 +215,9 @@ def _digest(path: Path) -> str:
 
 def open_draft_files(folder: Path) -> Checkpoint:
     """Opens the weights in a drafter's folder. Raises FileNotFoundError for a folder without weights."""
-    if (folder / FILENAME).is_file():
-        return _unpacked(folder)
     for kind in (SafetensorsCheckpoint, TorchBinCheckpoint, MedusaSafetensors, MedusaHeads):
         if any((folder / f"{kind.filename}{suffix}").is_file() for suffix in (".index.json", "")):
             return kind(folder)
+    if (folder / FILENAME).is_file():  # the last: a training run replaces other weights by it when it is whole
+        return _unpacked(folder)
     raise FileNotFoundError(f"{folder}: holds none of model.safetensors, pytorch_model.bin, medusa_lm_head.*")

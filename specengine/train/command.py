@@ -40,7 +40,7 @@ _MEASURED = 64  # dialogues of training whose gradients tell where rounding cost
 
 def train(job: TrainJob) -> Outcome:
     """Makes missing data, trains and writes the drafter. Raises ValueError, OSError or MemoryError."""
-    _claim(job.out)
+    _claim(job.out, job.storage)
     questions = read_questions(job.prompts) if job.prompts else None
     model = load_model(job.target, device=job.device, dtype=job.dtype)
     kind, options = objective_class(job.drafter)
@@ -53,7 +53,7 @@ def train(job: TrainJob) -> Outcome:
             return _train(job, model, corpus, processes, bars)
 
 
-def _claim(out: Path) -> None:
+def _claim(out: Path, storage: str) -> None:
     """Makes the folder before hours of work.
 
     Raises ValueError for a folder that cannot be written, or that holds a model which the drafter would replace.
@@ -64,6 +64,8 @@ def _claim(out: Path) -> None:
         raise ValueError(f"out: {out} cannot be made: {error.strerror}") from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise ValueError(f"out: {out} cannot be written to")
+    if storage != "packed" and (out / FILENAME).exists():
+        raise ValueError(f"storage: {out} has packed weights, got {storage}; choose another folder")
     if not (out / "training.jsonl").exists():
         for name in ("config.json", WEIGHTS, FILENAME):
             if (out / name).exists():
@@ -148,8 +150,8 @@ def _train(job: TrainJob, model: LoadedModel, corpus: Corpus, processes: Process
 def _pack(job: TrainJob, objective: Objective, batches: Iterable[TrainingBatch]) -> None:
     """Replaces the published int8 weights by packed ones, unless an earlier run has done so."""
     if not (job.out / WEIGHTS).exists():
+        note(f"{job.out} was packed by an earlier run; another --rise or --base takes effect in another folder")
         return
-    (job.out / FILENAME).unlink(missing_ok=True)  # of other weights
     best = earlier_drafter(job.out)
     tensors = {name: best.read(name) for name in best.tensors}
     tensors = {name: x.float() if x.is_floating_point() else x for name, x in tensors.items()}

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 from collections.abc import Callable
 from contextlib import suppress
 
 import torch
 
-from specengine.utils.build_info import __version__
 from specengine.utils.cache_dir import cache_dir
-from specengine.utils.kept_weights import read_file, write_file
+from specengine.utils.kept_weights import UNREADABLE, code_that_packs, read_file, write_file
 
 
 def kept_tensors(key: str, make: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Returns what make() returned at an earlier call, mapped from its file where that is intact, else what it returns.
 
-    key: names the file, with the version of the package: a digest of what make() reads.
+    key: a digest of what make() reads; with that of its code it names the file.
     """
     folder = None
     with suppress(RuntimeError):  # no home folder
         folder = cache_dir()
     if folder is None:
         return make()
-    key = f"{key}-{__version__}"
-    path = folder / "weights" / key
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
-        tensors, _ = read_file(path, key)
-        os.utime(path)
-        return tensors
+    about = [key, code_that_packs()]
+    path = folder / "weights" / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+    with suppress(*UNREADABLE):
+        return read_file(path, about)[0]
     tensors = make()
-    write_file(path, key, tensors)
+    write_file(path, about, tensors)
     return tensors
 
 

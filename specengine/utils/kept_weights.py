@@ -35,8 +35,11 @@ from specengine.utils.measurement_cache import file_stamps
 
 LEAST_BYTES = 32 << 20  # of a model's kept weights: fewer are packed as fast as they are read
 MOST_BYTES = 8 << 30  # of all files: those that were used least recently go
+# Of a file that is missing, damaged or another program's.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError)
 _KINDS = ("uint8", "int8", "bool", "uint16", "int32", "int64", "float16", "bfloat16", "float32")
 DTYPES = {kind: getattr(torch, kind) for kind in _KINDS}
+_ROOMS = ("models", "ops", "drafters/suffix")  # whose modules compute what is kept
 _MAGIC = b"specengine packed weights 2\n"
 _HEAD = struct.Struct(f"<{len(_MAGIC)}sQ32s")  # magic, bytes of the header, its SHA-256
 _MOST_HEADER = 16 << 20
@@ -57,9 +60,8 @@ class KeptWeights:
         self._mapped: _C.MappedFile | None = None
         self._is_new = False
         if path is not None:
-            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
+            with suppress(*UNREADABLE):
                 self._found, self._mapped = read_file(path, key)
-                os.utime(path)
 
     @classmethod
     def of_model(cls, source: str, dtype: str, drafts: bool) -> KeptWeights:
@@ -67,7 +69,13 @@ class KeptWeights:
         with suppress(OSError, RuntimeError):  # RuntimeError: no home folder
             folder, files = cache_dir(), file_stamps(Path(source))
             if folder is not None and files:
-                key = {"files": files, "ends": _ends(Path(source)), "dtype": dtype, "drafts": drafts, "code": _code()}
+                key = {
+                    "files": files,
+                    "ends": _ends(Path(source)),
+                    "dtype": dtype,
+                    "drafts": drafts,
+                    "code": code_that_packs(),
+                }
                 name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
                 return cls(folder / "weights" / name, key)
         return cls()
@@ -102,7 +110,7 @@ class KeptWeights:
 
 
 def read_file(path: Path, key: Any) -> tuple[dict[str, torch.Tensor], _C.MappedFile]:
-    """Maps a file. Raises OSError, ValueError, KeyError or TypeError for one that is missing or damaged."""
+    """Maps a file, and notes that it was used. Raises one of UNREADABLE for one that is missing or damaged."""
     with path.open("rb") as file:
         magic, size, digest = _HEAD.unpack(file.read(_HEAD.size).ljust(_HEAD.size, b"\0"))
         start = _padded(_HEAD.size + size)
@@ -125,6 +133,8 @@ def read_file(path: Path, key: Any) -> tuple[dict[str, torch.Tensor], _C.MappedF
             raise ValueError(f"{path}: '{name}' is damaged")
         tensors[name] = own.view(DTYPES[dtype]).view(shape)
         start += _padded(size)
+    with suppress(OSError):  # of another user, or on a disk that cannot be written
+        os.utime(path)
     return tensors, mapped
 
 
@@ -186,10 +196,9 @@ def _ends(source: Path) -> str:
 
 
 @cache
-def _code() -> list[Any]:
-    """Returns what names the code that packs: the version, the core's checksum, and the modules of models and ops."""
-    core = torch.frombuffer(bytearray(Path(_C.__file__).read_bytes()), dtype=torch.uint8)
-    root = Path(__file__).parents[1]
-    modules = sorted(path for room in ("models", "ops") for path in (root / room).rglob("*.py"))
+def code_that_packs(root: Path = Path(__file__).parents[1], core: Path = Path(_C.__file__)) -> list[Any]:
+    """Returns what names that code: the version, the core's checksum, and the sizes and times of its modules."""
+    core = torch.frombuffer(bytearray(core.read_bytes()), dtype=torch.uint8)
+    modules = sorted(path for room in _ROOMS for path in (root / room).rglob("*.py"))
     stats = [(str(path.relative_to(root)), path.stat()) for path in modules]
     return [__version__, _C.checksum(core), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]

@@ -361,13 +361,13 @@ def test_a_picture_has_peers_and_drafters_that_drafted_nothing(tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_file_holds_what_was_written_with_plain_lists_on_a_line(tmp_path):
+def test_a_file_holds_what_was_written_with_a_line_for_each_run(tmp_path):
     data = {"a": [1, None, 2.5], "b": {}, "c": [], "d": [{"e": [["x\u00e9\n", "y"]]}, {"f": '"]'}], "g": [[], {}]}
     write_json(tmp_path / "out.json", data)
     text = (tmp_path / "out.json").read_text(encoding="utf-8")
     assert json.loads(text) == data and text.endswith("}\n")
     lines = [line.strip() for line in text.splitlines()]
-    assert '"a": [1, null, 2.5],' in lines and '"e": [["x\\u00e9\\n", "y"]]' in lines and '"f": "\\"]"' in lines
+    assert '"a": [1, null, 2.5],' in lines and '{"e": [["x\\u00e9\\n", "y"]]},' in lines and '{"f": "\\"]"}' in lines
 
 
 def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -47,6 +47,7 @@ def data(folder: Path, target: Path, seed: int = 0) -> Path:
     return folder
 
 
+NAME = "layers.1.mlp.up_proj.weight"  # of a drafter
 OPTIONS = ("--tokens=100", "--held-out=3", "--vocabulary=64", "--batch-tokens=64", "--rows=96", "--device=cpu")
 
 
@@ -268,10 +269,15 @@ def test_a_command_without_steps_packs_an_earlier_drafter_and_drafts_change_no_t
         assert sorted(x.name for x in packed.iterdir() if x.is_file()) == [
             *("README.md", "config.json", FILENAME, "training.jsonl")
         ]
+    result = run("--out", packed, *given, "--storage=int8")
+    assert result.exit_code == 2 and "storage: " in result.output and "has packed weights" in result.output
     before, after = open_draft_checkpoint(plain), open_draft_checkpoint(packed)
+    tensors = load_file(plain / "model.safetensors")
+    save_file(tensors | {NAME: -tensors[NAME]}, packed / "model.safetensors")  # of a later run that has yet to pack
+    assert torch.equal(open_draft_checkpoint(packed).read(NAME), -before.read(NAME))
+    (packed / "model.safetensors").unlink()
     assert after.tensors == before.tensors
-    name = "layers.1.mlp.up_proj.weight"
-    assert (after.read(name) - before.read(name)).abs().max() < 0.1 * before.read(name).abs().max()
+    assert (after.read(NAME) - before.read(NAME)).abs().max() < 0.1 * before.read(NAME).abs().max()
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
     outputs = [
         Engine(target, drafter=drafter).generate([[5, 6, 7]], params)

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.models.draft_files import Bases
 from specengine.models.quantised.packed_weights import FILENAME, PackedMatrix, unpack, write_packed
 from specengine.train.export import write_drafter
 from specengine.train.packing import Curvature, pack, rounded
-from specengine.utils.kept_weights import read_file
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +31,10 @@ def folder(path, tensors, sources=(), rise=0.01):
     return open_draft_checkpoint(path)
 
 
-@pytest.mark.parametrize("most", [7, 127])
-def test_codes_steps_and_other_tensors_come_back(tmp_path, most):
+@pytest.mark.parametrize("most, columns", [(7, 32), (8, 32), (7, 31), (127, 32)])
+def test_codes_steps_and_other_tensors_come_back(tmp_path, most, columns):
     torch.manual_seed(0)
-    codes = torch.randint(-most, most + 1, (6, 32)).to(torch.int8)
+    codes = torch.randint(-most, most + 1, (6, columns)).to(torch.int8)
     packed = PackedMatrix(codes, torch.tensor([3, 1, 2, 1, 0.5, 9], dtype=torch.float16))
     others = {"norm": torch.randn(5).bfloat16(), "d2t": torch.tensor([4, 4, 9]), "t2d": torch.tensor([True, False])}
     write_packed(tmp_path / "x", {"w": packed, **others}, {})
@@ -63,6 +63,8 @@ def test_rows_of_a_vocabulary_are_matched_by_their_tokens(tmp_path):
     both = {"theirs": theirs, "ours": ours}
     tensors = {n: {"head.weight": table[t].clone(), "d2t": t - torch.arange(len(t))} for n, t in both.items()}
     write_drafter(tmp_path / "theirs", {}, tensors["theirs"], "float32", "# card\n")
+    base = Bases(tmp_path / "theirs").read("../theirs", "head.weight", (20, 32), ours)  # their last columns
+    assert torch.equal(base[::2], table[theirs, 32:]) and not base[1::2].any()
     read = folder(tmp_path / "ours", tensors["ours"], ("../theirs",), rise=0.5).read("head.weight")
     error = (read - table[ours]).abs().amax(1)
     assert error[::2].max() < 0.02  # the base has them
@@ -90,11 +92,12 @@ def test_an_unpacked_drafter_is_kept_and_made_again_where_the_file_is_damaged(tm
     tensors = {"a.weight": torch.randn(8, 32), "plain.weight": torch.randn(8, 32), "norm.weight": torch.ones(4)}
     first = folder(tmp_path / "drafter", tensors)
     (kept,) = cache.iterdir()
-    assert read_file(kept, kept.name)[0]["a.weight"].dtype == torch.int8
+    whole = kept.read_bytes()
+    assert first.tensors["a.weight"].dtype == "Q8_0" and len(whole) > 8 * 32
     assert (first.read("plain.weight") - tensors["plain.weight"]).abs().max() < 0.05  # no gradients: 8 bits
     kept.write_bytes(b"damaged")
     assert torch.equal(open_draft_checkpoint(tmp_path / "drafter").read("a.weight"), first.read("a.weight"))
-    assert read_file(kept, kept.name)[0]["a.weight"].dtype == torch.int8
+    assert kept.read_bytes() == whole
     kept.unlink()
     cache.rmdir()
     cache.write_text("no folder")
@@ -111,6 +114,7 @@ def test_another_base_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"made from another \.\./base than the one here"):
         open_draft_checkpoint(tmp_path / "drafter")
     file = tmp_path / "drafter" / FILENAME
+    packed_a = load_file(file)
     save_file(load_file(file), file)
     with pytest.raises(ValueError, match="packed weights cannot be read: its format is not"):
         open_draft_checkpoint(tmp_path / "drafter")
@@ -118,8 +122,17 @@ def test_another_base_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="packed weights cannot be read"):
         open_draft_checkpoint(tmp_path / "drafter")
     write_packed(file, {"zeros": torch.zeros(1 << 25, dtype=torch.bool)}, {})  # 33 kB
-    with pytest.raises(ValueError, match="too many for their file"):
+    with pytest.raises(ValueError, match="is empty, or too large for the file"):
         open_draft_checkpoint(tmp_path / "drafter")
+    index = {"a.weight": {"shape": [8, 32], "base": ["/etc", "a.weight"]}}
+    save_file(packed_a, file, {"format": "specengine-packed-1", "sources": "{}", "index": json.dumps(index)})
+    with pytest.raises(ValueError, match="its source '/etc' has no digest"):
+        open_draft_checkpoint(tmp_path / "drafter")
+    for wrong in ([1 << 21, 32], [-8, 32], [0, 32]):
+        index = {"a.weight": {"shape": wrong, "base": None}}
+        save_file(packed_a, file, {"format": "specengine-packed-1", "sources": "{}", "index": json.dumps(index)})
+        with pytest.raises(ValueError, match="is empty, or too large for the file"):
+            open_draft_checkpoint(tmp_path / "drafter")
     for source in ("../..", "/etc", "../a/b", "base"):
         write_packed(file, {}, {source: ""})
         with pytest.raises(ValueError, match=r"base: expected .* or \.\./NAME, got"):

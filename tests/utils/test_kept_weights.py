@@ -20,6 +20,7 @@ from specengine.models.transformer import load_transformer
 from specengine.models.weights import WeightLoader
 from specengine.utils import kept_weights
 from specengine.utils.cache_dir import cache_dir
+from specengine.utils.kept_weights import KeptWeights
 from tests.models.files import random_state
 from tests.models.gguf_files import Type, write_gguf
 
@@ -134,8 +135,8 @@ def test_another_file_version_or_dtype_is_another_key(model, cache, monkeypatch,
     packings.clear()
     packed_bytes(model)
     assert len(packings) > 10 and len([*cache.iterdir()]) == 3
-    code = [*kept_weights._code()]
-    monkeypatch.setattr(kept_weights, "_code", lambda: ["another version", *code[1:]])
+    code = [*kept_weights.code_that_packs()]
+    monkeypatch.setattr(kept_weights, "code_that_packs", lambda: ["another version", *code[1:]])
     packings.clear()
     packed_bytes(model)
     assert len(packings) > 10 and len([*cache.iterdir()]) == 4
@@ -299,3 +300,48 @@ def test_off_turns_the_cache_off(model, monkeypatch):
     kept.put("a", torch.zeros(64 << 20, dtype=torch.uint8))
     kept.finish().join()
     assert [*(model.parent / "on" / "weights").iterdir()]
+
+
+def test_every_module_that_packs_and_the_core_name_the_code(tmp_path):
+    code_of = kept_weights.code_that_packs.__wrapped__
+    files = [tmp_path / name for name in ("core.so", "models/a/b.py", "ops/c.py", "drafters/suffix/d.py")]
+    other = tmp_path / "engine/e.py"
+    for file in (*files, other):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+    seen = [code_of(tmp_path, files[0])]
+    for file in files:
+        file.write_text("12")
+        now = code_of(tmp_path, files[0])
+        assert now not in seen, file
+        seen.append(now)
+    other.write_text("12")
+    assert code_of(tmp_path, files[0]) == seen[-1]
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_both_ends_of_a_models_files_name_them(tmp_path, monkeypatch, at):
+    monkeypatch.setattr(kept_weights, "cache_dir", lambda: tmp_path / "cache")
+    file, content = tmp_path / "model.gguf", bytearray(1 << 18)
+    paths = set()
+    for drafts in (False, True):
+        for content[at] in (0, 1):
+            file.write_bytes(content)
+            os.utime(file, ns=(1, 1))
+            paths.add(KeptWeights.of_model(str(file), "auto", drafts)._path)
+    assert len(paths) == 4
+
+
+def test_a_file_that_lacks_a_weight_is_written_anew_with_those_it_had(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
+    weights = {name: torch.full((512,), number, dtype=torch.uint8) for number, name in enumerate("abc")}
+    kept = KeptWeights(tmp_path / "file", "key")
+    for name in "ab":
+        kept.put(name, weights[name])
+    kept.finish().join()
+    kept = KeptWeights(tmp_path / "file", "key")
+    assert torch.equal(kept.get("a", weights["a"]), weights["a"]) and kept.get("c", weights["c"]) is None
+    kept.put("c", weights["c"])
+    kept.finish().join()
+    found, _ = kept_weights.read_file(tmp_path / "file", "key")
+    assert found.keys() == {"a", "c"} and all(torch.equal(found[name], weights[name]) for name in found)

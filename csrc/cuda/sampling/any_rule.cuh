@@ -14,7 +14,7 @@ class OneOf {
  public:
   template <typename Rule>
   explicit OneOf(const Rule& rule) {
-    static_assert((std::is_same_v<Rule, Rules> || ...));
+    static_assert((std::is_same_v<Rule, Rules> || ...) && std::is_trivially_copyable_v<Rule>);
     int place = 0;
     ((place_ = std::is_same_v<Rule, Rules> ? place : place_, ++place), ...);
     std::memcpy(bytes_, &rule, sizeof(Rule));

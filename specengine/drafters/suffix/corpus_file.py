@@ -75,13 +75,14 @@ def read_corpus(path: Path) -> dict[str, torch.Tensor]:
             raise ValueError("it is no corpus that `specengine corpus` wrote")
         if "tokens" not in about:
             return {name: file.get_tensor(name) for name in ("tokens", "order")}
-        small = file.get_tensor(_PACKED).numpy().tobytes()
-    return kept_tensors(hashlib.sha256(small).hexdigest(), lambda: _unpacked(small, about["tokens"]))
+        small, kind = file.get_tensor(_PACKED), about["tokens"]
+    if kind not in _KINDS or small.dtype != torch.uint8:
+        raise ValueError(f"its tokens are {kind}, packed as {small.dtype}")
+    small = small.numpy().tobytes()
+    return kept_tensors(hashlib.sha256(small + kind.encode()).hexdigest(), lambda: _unpacked(small, kind))
 
 
 def _unpacked(small: bytes, kind: str) -> dict[str, torch.Tensor]:
-    if kind not in _KINDS:
-        raise ValueError(f"its tokens are {kind}")
     unpacker = lzma.LZMADecompressor(memlimit=1 << 30)
     try:
         raw = unpacker.decompress(small, most_unpacked(len(small)))

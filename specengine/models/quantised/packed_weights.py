@@ -43,10 +43,16 @@ class PackedMatrix:
 
 
 def write_packed(path: Path, tensors: Mapping[str, torch.Tensor | PackedMatrix], sources: Mapping[str, str]) -> None:
-    """Writes packed tensors, whole or not at all. sources: the bases' sources and their digests."""
+    """Writes packed tensors, whole or not at all. sources: the bases' sources and their digests.
+
+    Raises ValueError for an empty tensor and for steps that are not finite.
+    """
     index: dict[str, Any] = {}
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
+        part = tensor.steps if isinstance(tensor, PackedMatrix) else tensor
+        if not part.numel() or (part is not tensor and not part.isfinite().all()):
+            raise ValueError(f"tensors: {name} has no element, or weights that are not finite")
         if isinstance(tensor, PackedMatrix):
             index[name] = {"shape": list(tensor.codes.shape), "base": tensor.base}
             stored[f"{name}.steps"], codes = _rows(tensor)
@@ -75,16 +81,21 @@ def unpack(
             about = file.metadata() or {}
             if about.get("format") != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT}")
-            for source, expected in json.loads(about["sources"]).items():
+            sources = json.loads(about["sources"])
+            for source, expected in sources.items():
                 if digest(source) != expected:
                     raise ValueError(f"it was made from another {source} than the one here")
             out: dict[str, torch.Tensor] = {}
             tokens = None
+            left = most_unpacked(path.stat().st_size)
             for name, info in json.loads(about["index"]).items():
-                raw = _inflated(file.get_tensor(name))
-                shape = torch.Size(info["shape"])
+                shape, dtype = torch.Size(info["shape"]), _DTYPES[info.get("dtype", "float32")]
+                left -= shape.numel() * dtype.itemsize
+                if left < 0 or min(shape, default=1) < 1:
+                    raise ValueError(f"{name} of shape {tuple(shape)} is empty, or too large for the file")
+                raw = _inflated(file.get_tensor(name), left)
                 if "dtype" in info:
-                    out[name] = torch.frombuffer(bytearray(raw), dtype=_DTYPES[info["dtype"]]).view(shape)
+                    out[name] = torch.frombuffer(bytearray(raw), dtype=dtype).view(shape)
                     if name == "d2t":
                         tokens = out[name] + torch.arange(len(out[name]))
                     continue
@@ -93,6 +104,8 @@ def unpack(
                 base = None
                 if info["base"]:
                     source, place = info["base"]
+                    if source != OWN and source not in sources:
+                        raise ValueError(f"its source {source!r} has no digest")
                     base = like(out[place], shape) if source == OWN else read(source, place, shape, tokens)
                 out[name] = matrix.values(base)
             return out
@@ -113,9 +126,9 @@ def _deflated(tensor: torch.Tensor, strategy: int) -> torch.Tensor:
     return torch.frombuffer(bytearray(packer.compress(raw) + packer.flush()), dtype=torch.uint8)
 
 
-def _inflated(stored: torch.Tensor) -> bytes:
+def _inflated(stored: torch.Tensor, most: int) -> bytes:
     inflater = zlib.decompressobj()
-    raw = inflater.decompress(stored.numpy().tobytes(), most_unpacked(len(stored)))
+    raw = inflater.decompress(stored.numpy().tobytes(), max(1, most))  # 0 would be no limit
     if not inflater.eof:
         raise ValueError("its bytes are cut off, or too many for their file")
     return raw
