@@ -36,7 +36,7 @@ from specengine.utils.measurement_cache import file_stamps
 LEAST_BYTES = 32 << 20  # of a model's kept weights: fewer are packed as fast as they are read
 MOST_BYTES = 8 << 30  # of all files: those that were used least recently go
 # Of a file that is missing, damaged or another program's.
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, RuntimeError, MemoryError)
 _KINDS = ("uint8", "int8", "bool", "uint16", "int32", "int64", "float16", "bfloat16", "float32")
 DTYPES = {kind: getattr(torch, kind) for kind in _KINDS}
 _ROOMS = ("models", "ops", "drafters/suffix")  # whose modules compute what is kept
@@ -198,7 +198,7 @@ def _ends(source: Path) -> str:
 @cache
 def code_that_packs(root: Path = Path(__file__).parents[1], core: Path = Path(_C.__file__)) -> list[Any]:
     """Returns what names that code: the version, the core's checksum, and the sizes and times of its modules."""
-    core = torch.frombuffer(bytearray(core.read_bytes()), dtype=torch.uint8)
+    content = torch.frombuffer(bytearray(core.read_bytes()), dtype=torch.uint8)
     modules = sorted(path for room in _ROOMS for path in (root / room).rglob("*.py"))
     stats = [(str(path.relative_to(root)), path.stat()) for path in modules]
-    return [__version__, _C.checksum(core), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]
+    return [__version__, _C.checksum(content), [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]]

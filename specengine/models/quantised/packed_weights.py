@@ -50,8 +50,11 @@ def write_packed(path: Path, tensors: Mapping[str, torch.Tensor | PackedMatrix],
     index: dict[str, Any] = {}
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        part = tensor.steps if isinstance(tensor, PackedMatrix) else tensor
-        if not part.numel() or (part is not tensor and not part.isfinite().all()):
+        if isinstance(tensor, PackedMatrix):
+            is_whole = tensor.codes.numel() and bool(tensor.steps.isfinite().all())
+        else:
+            is_whole = tensor.numel()
+        if not is_whole:
             raise ValueError(f"tensors: {name} has no element, or weights that are not finite")
         if isinstance(tensor, PackedMatrix):
             index[name] = {"shape": list(tensor.codes.shape), "base": tensor.base}
