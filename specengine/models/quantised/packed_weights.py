@@ -51,9 +51,9 @@ def write_packed(path: Path, tensors: Mapping[str, torch.Tensor | PackedMatrix],
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, PackedMatrix):
-            is_whole = tensor.codes.numel() and bool(tensor.steps.isfinite().all())
+            is_whole = tensor.codes.numel() > 0 and bool(tensor.steps.isfinite().all())
         else:
-            is_whole = tensor.numel()
+            is_whole = tensor.numel() > 0
         if not is_whole:
             raise ValueError(f"tensors: {name} has no element, or weights that are not finite")
         if isinstance(tensor, PackedMatrix):
