@@ -423,4 +423,61 @@ BUGS = {
             ),
         },
     ),
+    "kept and packed weights": (
+        "tests/utils/test_kept_tensors.py tests/utils/test_kept_weights.py tests/train/test_packing.py "
+        "tests/drafters/test_suffix.py tests/train/test_command.py",
+        {
+            "kept tensors outlive their code": (
+                "specengine/utils/kept_tensors.py",
+                "about = [key, code_that_packs()]",
+                "about = [key]",
+            ),
+            "the core does not name the code": (
+                "specengine/utils/kept_weights.py",
+                "return [__version__, _C.checksum(content),",
+                "return [__version__, content.numel(),",
+            ),
+            "a file's end is not looked at": (
+                "specengine/utils/kept_weights.py",
+                "file.seek(max(0, path.stat().st_size - _END_BYTES))",
+                "file.seek(0)",
+            ),
+            "weights that were found are not written again": (
+                "specengine/utils/kept_weights.py",
+                "        self._used[name] = found\n",
+                "",
+            ),
+            "eight is half a byte": (
+                "specengine/models/quantised/packed_weights.py",
+                "(matrix.codes < _HALF)",
+                "(matrix.codes <= _HALF)",
+            ),
+            "differences from the first columns": (
+                "specengine/models/quantised/packed_weights.py",
+                "return base[:, -shape[1] :]",
+                "return base[:, : shape[1]]",
+            ),
+            "unknown tokens have the next row": (
+                "specengine/models/draft_files.py",
+                "like(base[row[place]] * (known[place] == tokens)[:, None], shape)",
+                "like(base[row[place]], shape)",
+            ),
+            "a base needs no digest": (
+                "specengine/models/quantised/packed_weights.py",
+                "if source != OWN and source not in sources:",
+                "if source is None:",
+            ),
+            "packed weights of an earlier run come first": (
+                "specengine/models/draft_files.py",
+                "    for kind in (SafetensorsCheckpoint, TorchBinCheckpoint, MedusaSafetensors, MedusaHeads):\n",
+                "    if (folder / FILENAME).is_file():\n        return _unpacked(folder)\n"
+                "    for kind in (SafetensorsCheckpoint, TorchBinCheckpoint, MedusaSafetensors, MedusaHeads):\n",
+            ),
+            "the end of a packed text is a token": (
+                "specengine/drafters/suffix/corpus_file.py",
+                "torch.where(wide == _NARROW_END, _END, wide)",
+                "wide",
+            ),
+        },
+    ),
 }
