@@ -34,7 +34,7 @@ class BuildLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # a full disk, which was told of
+        with suppress(OSError):  # of a full disk; say() has reported it
             self._files.close()
 
     def say(self, line: str) -> None:

@@ -3,7 +3,7 @@
 The loss of a matrix moved by E rises by about sum_r rows[r] * E[r] columns E[r]^T / (2 * trace(columns)). Both factors
 come from the gradients G of single dialogues, as in Shampoo (Gupta et al. 2018): rows sums the diagonals of G G^T,
 columns the products G^T G. A row's step makes each of its codes cost the same rise as any other code of the drafter.
-A code's error is made good by the codes behind it in its row, as in GPTQ (Frantar et al. 2022).
+The error of a code changes the later weights of its row before they are rounded, as in GPTQ (Frantar et al. 2022).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specengine.train.objectives.training_batch import TrainingBatch
 
 _LEAST_ROW = 0.002  # of the mean: rows without a gradient in these dialogues matter in others
 _DAMPING = 0.01  # likewise of columns
-_CODES = 64  # whose errors reach the columns behind them in one product
+_CODES = 64  # columns whose errors change all later columns by one product
 _MOST_CODE = 127
 
 
@@ -74,7 +74,7 @@ def rounded(change: torch.Tensor, curvature: Curvature, rise: float) -> tuple[to
     columns += _DAMPING * columns.diagonal().mean() * torch.eye(len(columns), dtype=columns.dtype)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(columns))
     factor = torch.linalg.cholesky(inverse, upper=True).float()
-    alone = float(factor.diagonal().double().pow(-2).mean())  # what an error costs when the codes behind make it good
+    alone = float(factor.diagonal().double().pow(-2).mean())  # the cost of an error that later codes balance
     steps = (24 * rise * trace / (rows * alone)).sqrt()
     steps = torch.maximum(steps, change.abs().amax(1) / _MOST_CODE).clamp(6e-8, 6e4).to(torch.float16)
     rest = change / steps.float()[:, None]
