@@ -20,10 +20,15 @@ BUGS = {
                 "pool.copy_page(page, known)",
                 "pool.copy_page(known, page)",
             ),
-            "shrinks while requests hold pages": (
+            "gives memory back while requests hold pages": (
                 "specengine/cache/kv_cache.py",
-                "if self._promised or self.fixed:",
-                "if self.fixed:",
+                "if not self.fixed and not self._promised:",
+                "if not self.fixed:",
+            ),
+            "gives the memory of the next pages back": (
+                "specengine/cache/page_pool.py",
+                "layer[first : last + 1]",
+                "layer[first : last + 2]",
             ),
         },
     ),

@@ -76,7 +76,7 @@ def run_suite(plan: Plan, model: LoadedModel, questions: Sequence[Question], par
         prefills = time_prefill(model, drafters, peers, prompt, plan.settings.repetitions) if prompt else []
     others_cpu = others.cores()
     weight_bytes = model.target.weight_bytes()
-    token_bytes = model.target.new_cache(0).page_bytes / PAGE_SIZE
+    token_bytes = model.target.new_cache(0, 0).page_bytes / PAGE_SIZE
     speed = bandwidth(model.target.device)
     rows = run_dicts(runs, floor_seconds=weight_bytes / speed, token_seconds=token_bytes / speed)
     return {

@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache.cache_batch import CacheBatch
-from specengine.cache.page_pool import PagePool
+from specengine.cache.free_list import FreeList
+from specengine.cache.page_pool import PagePool, page_bytes
 from specengine.cache.prefix_cache import PrefixCounts, PrefixIndex, Sharing
 from specengine.cache.state_pool import StatePool
 from specengine.ops import Ops
 from specengine.ops.verify_tree import Accepted
 from specengine.utils.host_memory import put_ints
+from specengine.utils.reserved_memory import RESERVED, make_largest
 
-IDLE_BYTES = 256 << 20  # a larger pool shrinks while no request uses it
+IDLE_BYTES = 256 << 20  # of unused pages that keep their memory while no request runs
 
 
 class KVCache(PagePool):
@@ -32,12 +34,12 @@ class KVCache(PagePool):
     Requests whose texts begin alike share the full pages of that beginning. They write behind shared pages, so nothing
     is copied. Companions have nothing of a text that the drafter did not read; the next request with this text that is
     read fills them. Full pages without holder stay in the prefix cache until they are evicted: in a fixed pool when a
-    request needs their room, in a growing pool beyond `kept_bytes`, companions included.
+    request needs their room, in an open pool beyond `kept_bytes`, companions included.
 
     Any thread may call free() at any time; one thread at a time may call the other methods.
 
-    pages: the size of a fixed pool, which never moves, for captured graphs. None: a pool that grows with the need. It
-    shrinks when it is large and unused, and was mostly unused before.
+    pages: the size of a fixed pool. None, on the CPU: an open pool, of as many pages as fit into RESERVED bytes of
+    address space. No pool ever moves.
 
     states: of a hybrid model's other layers; a prefix is then found as far as the state behind it is kept.
     """
@@ -52,16 +54,25 @@ class KVCache(PagePool):
         pages: int | None = None,
         states: StatePool | None = None,
     ) -> None:
-        super().__init__(layers, kv_heads, head_dim, dtype, device, pages or 0)
+        def make(count: int) -> None:
+            PagePool.__init__(self, layers, kv_heads, head_dim, dtype, device, count)
+
+        if pages is not None:
+            make(pages)
+        elif device.type == "cpu":
+            size = page_bytes((layers, kv_heads, head_dim), dtype)
+            make_largest(make, RESERVED // (size // 2))
+        else:
+            raise ValueError(f"pages: expected a number on {device}, where a pool takes its memory at once")
         self.states = states
         self.fixed, self.kept_bytes = pages is not None, 0
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
-        self._free_pages: list[int] = [*reversed(range(pages or 0))]
+        self._beside: weakref.WeakSet[KVCache] = weakref.WeakSet()
+        self._free = FreeList(self.k.shape[1])
         # Queued by free(), taken back at the next allocation, question for room or count of pages.
         self._returned: deque[tuple[list[int], Sequence[int], Sharing | None, bool]] = deque()
         self._known = PrefixIndex()
         self._promised = 0  # pages of all requests; a shared page counts for each holder
-        self._peak = 0  # the most pages in use since the pool was last unused
         self._lock = threading.Lock()  # engines that share a fixed pool have locks of their own
 
     def companion(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagePool:
@@ -76,7 +87,13 @@ class KVCache(PagePool):
         """Pages that requests hold; unused pages of the prefix cache are not among them."""
         with self._lock:
             self._take_back()
-            return self.k.shape[1] - len(self._free_pages) - self._known.unused
+            return self.k.shape[1] - len(self._free) - self._known.unused
+
+    @property
+    def pages_with_memory(self) -> int:
+        """Pages that may take memory: all of a fixed pool; of an open one those in use, kept, or not given back yet."""
+        with self._lock:
+            return self.k.shape[1] if self.fixed else self._free.with_memory
 
     @property
     def prefixes(self) -> PrefixCounts:
@@ -86,15 +103,15 @@ class KVCache(PagePool):
             return self._known.counts
 
     def check_fits(self, slots: int) -> None:
-        """Raises ValueError where a fixed pool can never hold a request of `slots` tokens."""
+        """Raises ValueError where the pool can never hold a request of `slots` tokens."""
         room = self.k.shape[1] * PAGE_SIZE
-        if self.fixed and slots > room:
+        if slots > room:
             raise ValueError(
                 f"prompt: with its answer and a tree it needs room for {slots} tokens, the cache has {room}"
             )
 
     def has_room(self, slots: int) -> bool:
-        """Returns whether pages for `slots` tokens and a request's state are free now, or can be made.
+        """Returns whether pages for `slots` tokens and a request's state are free now.
 
         Counts prefix hits as if they were misses: a drafter's own cache of as many pages may share less.
         """
@@ -102,7 +119,7 @@ class KVCache(PagePool):
             self._take_back()
             if self.states and not self.states.has_room:
                 return False
-            return not self.fixed or -(-slots // PAGE_SIZE) <= self.k.shape[1] - self._promised
+            return -(-slots // PAGE_SIZE) <= self.k.shape[1] - self._promised
 
     def allocate(self, slots: int) -> list[int]:
         """Returns pages for `slots` tokens. Raises MemoryError where there is no room."""
@@ -118,7 +135,6 @@ class KVCache(PagePool):
         with self._lock:
             self._take_back()
             count = -(-slots // PAGE_SIZE)
-            self._shrink(count)
             shared: list[int] = []
             if sharing is not None:
                 shared = self._known.find(sharing, text, filled)
@@ -137,7 +153,6 @@ class KVCache(PagePool):
             if self.states:
                 self.states.open(pages, len(shared))
             self._promised += count
-            self._peak = max(self._peak, self.k.shape[1] - len(self._free_pages) - self._known.unused)
         return pages, len(shared) * PAGE_SIZE
 
     def share(self, pages: list[int], text: Sequence[int], sharing: Sharing | None, filled: bool = True) -> None:
@@ -159,12 +174,34 @@ class KVCache(PagePool):
         """
         self._returned.append((pages, text, sharing, filled))
 
+    def rests_with(self, cache: KVCache) -> None:
+        """Makes rest() reach another cache too, a drafter's own."""
+        self._beside.add(cache)
+
+    def rest(self) -> None:
+        """Gives the memory of unused pages and states back to the system, but for IDLE_BYTES, if no request runs.
+
+        Any thread may call it. A fixed pool keeps its memory.
+        """
+        with self._lock:
+            self._take_back()
+            if not self.fixed and not self._promised:
+                self._release(self._free.strip(IDLE_BYTES // self._bytes_of_page))
+                if self.states:
+                    self.states.rest(IDLE_BYTES)
+        for cache in self._beside:
+            cache.rest()
+
+    def _release(self, pages: list[int]) -> None:
+        for pool in self._pools:
+            pool.release(pages)
+
     def _add(self, pages: list[int], text: Sequence[int], sharing: Sharing, filled: bool) -> None:
         for page, known, fills in self._known.add(sharing, text, pages, filled):
             if fills:  # no holder of the known page reads or writes its part in the companions
                 for pool in self._companions:
                     pool.copy_page(page, known)
-            self._free_pages.append(page)
+            self._free.give_back([page])
 
     def _take_back(self) -> None:
         """Takes the queued pages back."""
@@ -176,11 +213,11 @@ class KVCache(PagePool):
                 self.states.close(pages)
             if sharing is not None:
                 self._add(pages, text, sharing, filled)
-            self._free_pages += known.drop(pages)
+            self._free.give_back(known.drop(pages))
         if not self.fixed and known.unused:
-            most = self.kept_bytes // sum(pool.page_bytes for pool in self._pools)
+            most = self.kept_bytes // self._bytes_of_page
             while known.unused > most:
-                self._free_pages.append(self._evict())
+                self._free.give_back([self._evict()])
 
     def _evict(self) -> int:
         page = self._known.evict()
@@ -189,50 +226,16 @@ class KVCache(PagePool):
         return page
 
     def _allocate(self, count: int) -> list[int]:
-        missing = count - len(self._free_pages)
-        if missing > 0 and not self.fixed:
-            self._grow(missing)
-        elif missing > self._known.unused:
-            free = len(self._free_pages) + self._known.unused
+        missing = count - len(self._free)
+        if missing > self._known.unused:
+            free = len(self._free) + self._known.unused
             raise MemoryError(f"key/value cache: {count} pages are needed, {free} of {self.k.shape[1]} are free")
-        else:
-            self._free_pages += [self._evict() for _ in range(missing)]
-        # The last freed pages first: the system has given them memory already.
-        left = len(self._free_pages) - count
-        self._free_pages, pages = self._free_pages[:left], self._free_pages[left:]
-        return pages
+        self._free.give_back([self._evict() for _ in range(missing)])
+        return self._free.take(count)
 
-    def _grow(self, missing: int) -> None:
-        old = self.k.shape[1]
-        new, free = max(old + missing, 2 * old), set(self._free_pages)
-        self._resize(new, {page: page for page in range(old) if page not in free})
-        self._free_pages = [*reversed(range(old, new)), *self._free_pages]
-
-    def _shrink(self, count: int) -> None:
-        """Shrinks a large unused pool to the prefix cache and room for `count` pages, or as many as were used last."""
-        if self._promised or self.fixed:
-            return
-        kept = self._known.pages
-        new = len(kept) + max(count, self._peak)  # batches of one size neither shrink nor grow it
-        self._peak = 0
-        if self.k.nbytes + self.v.nbytes > IDLE_BYTES and self.k.shape[1] > 2 * new:
-            numbers = {page: number for number, page in enumerate(kept)}
-            self._resize(new, numbers)
-            self._known.renumber(numbers)
-            if self.states:
-                self.states.renumber(numbers)
-            self._free_pages = [*reversed(range(len(kept), new))]
-
-    def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
-        """Resizes all pools, or none of them."""
-        pools = self._pools
-        try:
-            resized = [pool.copied(pages, kept) for pool in pools]
-        except RuntimeError as error:
-            size = pages * sum(pool.page_bytes for pool in pools)
-            raise MemoryError(f"key/value cache: no room for {pages} pages ({size / 2**20:.0f} MiB)") from error
-        for pool, (k, v) in zip(pools, resized, strict=True):
-            pool.k, pool.v = k, v
+    @property
+    def _bytes_of_page(self) -> int:
+        return sum(pool.page_bytes for pool in self._pools)
 
     @property
     def _pools(self) -> list[PagePool]:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from specengine._C import DeltaStates
 from specengine.ops import Ops
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
+from specengine.utils.reserved_memory import RESERVED, ReservedArray, make_largest
 
 
 class StateMemory:
-    """Holds the states of all layers of gated delta rule in slots, without any at first; StatePool says whose they are.
+    """Holds the states of all layers of gated delta rule in slots; StatePool says whose they are.
 
     states: float32 [slots, layers, Hv, Dk, Dv].  conv: float32 [slots, layers, 3, C], the last inputs of convolutions.
     records: float32, of the largest pass so far.  config: of the heads that this memory has.
+    slots: None, on the CPU: as many as fit into RESERVED bytes of address space. There only written slots take memory.
+    Raises MemoryError where there is no room.
     """
 
-    def __init__(self, config: GatedDeltaConfig, device: torch.device) -> None:
+    def __init__(self, config: GatedDeltaConfig, device: torch.device, slots: int | None = None) -> None:
         self.config, self.device = config, device
-        self.states, self.conv = self._empty(0)
+        self._arrays: tuple[ReservedArray, ...] = ()
+        if slots is not None:
+            self._make(slots)
+        elif device.type == "cpu":
+            make_largest(self._make, RESERVED // (4 * len(config.layers) * config.state_floats))
+        else:
+            raise ValueError(f"slots: expected a number on {device}, where states take their memory at once")
         self.records = torch.empty(0, device=device)
 
     @property
@@ -31,16 +42,11 @@ class StateMemory:
         """Bytes of one text's states."""
         return 4 * len(self.config.layers) * self.config.state_floats
 
-    def resize(self, slots: int) -> None:
-        """Makes room for more slots; those there are keep their states. Changes nothing where it raises MemoryError."""
-        try:
-            states, conv = self._empty(slots)
-        except RuntimeError as error:
-            size = slots * self.slot_bytes / 2**20
-            raise MemoryError(f"recurrent states: no room for {slots} slots ({size:.0f} MiB)") from error
-        old = self.slots
-        states[:old], conv[:old] = self.states, self.conv
-        self.states, self.conv = states, conv
+    def release(self, slots: Sequence[int]) -> None:
+        """Gives the memory of slots back to the system, on the CPU."""
+        for slot in slots:
+            for array in self._arrays:
+                array.release(array.tensor[slot])
 
     def clear(self, slot: int) -> None:
         """Writes the state of the empty text."""
@@ -67,7 +73,14 @@ class StateMemory:
         """Writes the states behind the accepted paths of a pass, which got `states`; see ops.compact_states."""
         ops.compact_states(states, row_start, path, path_length, self.config.num_key_heads, self.config.tiled)
 
-    def _empty(self, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _make(self, slots: int) -> None:
         layers, c = len(self.config.layers), self.config
-        states = torch.empty(slots, layers, c.num_value_heads, c.key_head_dim, c.value_head_dim, device=self.device)
-        return states, torch.empty(slots, layers, CONV_WIDTH - 1, c.conv_channels, device=self.device)
+        shapes = (
+            (slots, layers, c.num_value_heads, c.key_head_dim, c.value_head_dim),
+            (slots, layers, CONV_WIDTH - 1, c.conv_channels),
+        )
+        if self.device.type == "cpu":
+            self._arrays = tuple(ReservedArray("recurrent states", shape, torch.float32) for shape in shapes)
+            self.states, self.conv = (array.tensor for array in self._arrays)
+        else:
+            self.states, self.conv = (torch.empty(shape, device=self.device) for shape in shapes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from specengine._C import DeltaStates
+from specengine.cache.free_list import FreeList
 from specengine.cache.state_memory import StateMemory
 from specengine.ops import Ops
 from specengine.utils.host_memory import put_ints
@@ -45,15 +46,12 @@ class StatePool:
     of states at the ends of pages, least recently used first to go.
 
     most_kept: copies, at most.
-    requests: that a fixed pool has slots for, beside as many copies. It never moves, for captured graphs. None: a pool
-    that grows with the need.
+    requests: that a fixed pool has slots for, beside as many copies. None: an open pool, bounded by its memory alone.
     """
 
     def __init__(self, memory: StateMemory, requests: int | None = None) -> None:
         self.memory, self.requests, self.most_kept = memory, requests, requests or 0
-        if requests:
-            memory.resize(fixed_slots(requests))
-        self._free: list[int] = [*reversed(range(memory.slots))]
+        self._free = FreeList(memory.slots)
         self._of_request: dict[int, int] = {}  # last page -> slot
         self._kept: OrderedDict[int, int] = OrderedDict()  # page -> slot of the state behind it
 
@@ -63,9 +61,9 @@ class StatePool:
         return self.memory.slot_bytes
 
     @property
-    def slots(self) -> int:
-        """Slots that there is memory for."""
-        return self.memory.slots
+    def slots_with_memory(self) -> int:
+        """Slots that take memory on the CPU."""
+        return self._free.with_memory
 
     @property
     def in_use(self) -> int:
@@ -80,7 +78,7 @@ class StatePool:
     @property
     def has_room(self) -> bool:
         """Whether one more request can have a slot."""
-        return self.requests is None or self.in_use < self.requests
+        return len(self._free) > 0 if self.requests is None else self.in_use < self.requests
 
     def slot_of(self, pages: Sequence[int]) -> int:
         """Returns the slot of the owner of `pages`."""
@@ -97,8 +95,8 @@ class StatePool:
 
     def reserve(self) -> None:
         """Makes sure that a slot is free for the next open(). Raises MemoryError where there is no room."""
-        if not self._free:
-            self._grow()
+        if not len(self._free):
+            raise MemoryError(f"recurrent states: all {self.memory.slots} slots are in use")
 
     def open(self, pages: Sequence[int], shared: int) -> None:
         """Gives the owner of `pages` a slot: the state behind its first `shared` pages, or the empty text's."""
@@ -113,7 +111,7 @@ class StatePool:
         """Takes back the slot of the owner of `pages`, if it has one."""
         slot = self._of_request.pop(pages[-1], None) if pages else None
         if slot is not None:
-            self._free.append(slot)
+            self._free.give_back([slot])
 
     def keep(self, pages: Sequence[int], count: int) -> None:
         """Copies the state of the owner of `pages`, whose text ends with its page `count` now, if there is room."""
@@ -123,7 +121,7 @@ class StatePool:
         if page in self._kept or not self.most_kept:
             return
         while len(self._kept) >= self.most_kept:
-            self._free.append(self._kept.popitem(last=False)[1])
+            self._free.give_back([self._kept.popitem(last=False)[1]])
         try:
             slot = self._take()
         except MemoryError:
@@ -134,11 +132,11 @@ class StatePool:
     def forget(self, page: int) -> None:
         """Drops the copy behind an evicted page."""
         if (slot := self._kept.pop(page, None)) is not None:
-            self._free.append(slot)
+            self._free.give_back([slot])
 
-    def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Gives the pages of kept states other numbers."""
-        self._kept = OrderedDict((numbers[page], slot) for page, slot in self._kept.items())
+    def rest(self, keep: int) -> None:
+        """Gives the memory of unused slots back to the system, but for `keep` bytes."""
+        self.memory.release(self._free.strip(keep // self.slot_bytes))
 
     def batch(self, pages: Sequence[Sequence[int]], final: bool, rooted: bool = True) -> StateBatch:
         """Makes the view of the requests that own `pages`; see StateBatch."""
@@ -166,12 +164,5 @@ class StatePool:
 
     def _take(self) -> int:
         self.reserve()
-        return self._free.pop()
-
-    def _grow(self) -> None:
-        """Doubles the memory."""
-        if self.requests is not None:
-            raise MemoryError(f"recurrent states: all slots of {self.requests} requests are in use")
-        old = self.slots
-        self.memory.resize(max(2 * old, 2))
-        self._free += reversed(range(old, self.slots))
+        (slot,) = self._free.take(1)
+        return slot

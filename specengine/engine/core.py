@@ -133,6 +133,10 @@ class EngineCore:
             self.cache.free(request.pages, tokens, request.sharing, request.drafter_reads)
             request.pages, request.cached = [], 0
 
+    def rest(self) -> None:
+        """Gives unused memory of the cache back to the system, if no request runs."""
+        self.cache.rest()
+
     def _shareable(self, request: Request) -> list[int]:
         """Returns the text of the pages to share; where the drafter reads the request, of those it has filled."""
         filled = len(request.tokens)

@@ -70,7 +70,7 @@ class Metrics:
         with self._lock:
             self._count_ends()
             counts = deepcopy(self._counts)
-        counts.pages_used, counts.pages_total = self._cache.pages_in_use, self._cache.k.shape[1]
+        counts.pages_used, counts.pages_total = self._cache.pages_in_use, self._cache.pages_with_memory
         counts.prefixes = replace(self._cache.prefixes)
         return counts
 

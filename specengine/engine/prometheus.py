@@ -72,7 +72,7 @@ def families(counts: Counts, info: Labels) -> Iterable[Family]:
     yield "first_token_seconds", "histogram", "From request to first token.", _buckets(counts.first_token)
     yield "between_tokens_seconds", "histogram", "Between two tokens.", _buckets(counts.between_tokens)
     yield "cache_pages_used", "gauge", "Pages of the key/value cache in use.", one(counts.pages_used)
-    yield "cache_pages", "gauge", "Pages of the key/value cache.", one(counts.pages_total)
+    yield "cache_pages", "gauge", "Pages of the key/value cache that may take memory.", one(counts.pages_total)
     prefixes = counts.prefixes
     yield "prefix_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.", one(prefixes.looked_up)
     yield "prefix_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache.", one(prefixes.hit)

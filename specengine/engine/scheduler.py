@@ -71,6 +71,8 @@ class Scheduler:
             self._remove_finished()
         elif self._waiting and not self._prefill.requests:
             time.sleep(WAIT_SECONDS)
+        if not self.has_unfinished_requests:
+            self._core.rest()
         ended, self._ended = self._ended, []
         return ended + self._running
 

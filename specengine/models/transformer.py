@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
 from specengine.cache.state_memory import StateMemory
-from specengine.cache.state_pool import StatePool
+from specengine.cache.state_pool import StatePool, fixed_slots
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.checkpoint_base import ENDS, expected_tensors
@@ -194,12 +195,19 @@ class Transformer:
         return torch.bfloat16 if "bfloat16" in self.formats else torch.float16
 
     def new_cache(self, pages: int | None = None, requests: int | None = None) -> KVCache:
-        """Makes an empty cache for this model. pages: the fixed size of its pool; None lets the pool grow.
+        """Makes an empty cache for this model.
 
-        requests: that a hybrid's fixed pool of states has slots for; None lets it grow.
+        pages: of a fixed pool.  requests: that a hybrid's fixed pool of states has slots for.
+        None: on the CPU an open pool, on a GPU what one text as long as the context needs, in up to eight requests.
         """
         c = self.config
-        states = None if c.gated_delta is None else StatePool(StateMemory(c.gated_delta, self.device), requests)
+        if self.device.type != "cpu":
+            pages = -(-c.max_position // PAGE_SIZE) if pages is None else pages
+            requests = 8 if requests is None else requests
+        states = None
+        if c.gated_delta is not None:
+            slots = None if requests is None else fixed_slots(requests)
+            states = StatePool(StateMemory(c.gated_delta, self.device, slots), requests)
         return KVCache(c.attention_layers, c.num_kv_heads, c.head_dim, self.cache_dtype, self.device, pages, states)
 
     @property

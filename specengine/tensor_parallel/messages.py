@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,15 +79,18 @@ class Compact:
     path_length: np.ndarray
 
 
+RELEASED = -1
+
+
 @dataclass(frozen=True)
 class MoveStates:
-    """All ranks make room for `slots` recurrent states, then write some of them, in this order.
+    """All ranks write some recurrent states, in this order.
 
-    moves: pairs of a slot and the slot that is copied to it; None: it becomes the state of the empty text.
+    moves: pairs of a slot and the slot that is copied to it.  None: it becomes the state of the empty text.
+      RELEASED: its memory goes back to the system.
     """
 
     cache: int
-    slots: int
     moves: tuple[tuple[int, int | None], ...]
 
 
@@ -103,13 +105,21 @@ class CompactStates:
 
 
 @dataclass(frozen=True)
-class Resize:
-    """All ranks resize their part of a cache. kept: old number -> new number of each page that keeps its content."""
+class OpenCache:
+    """All ranks make their part of a cache.  slots: of recurrent states, 0 where the model has none."""
 
     cache: int
     pages: int
-    kept: Mapping[int, int]
+    slots: int
     dtype: str
+
+
+@dataclass(frozen=True)
+class ReleasePages:
+    """All ranks give the memory of these pages back to the system.  pages: in order."""
+
+    cache: int
+    pages: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
-from specengine.cache.state_pool import StatePool
+from specengine.cache.state_pool import StatePool, fixed_slots
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.checkpoint import Checkpoint
 from specengine.models.config import ModelConfig
@@ -25,7 +25,7 @@ from specengine.ops.lora.matrices import LoraLayer
 from specengine.ops.verify_tree import Accepted
 from specengine.tensor_parallel.device.passes import DevicePasses
 from specengine.tensor_parallel.group import Group
-from specengine.tensor_parallel.messages import PassStates, Resize
+from specengine.tensor_parallel.messages import OpenCache, PassStates, ReleasePages
 from specengine.tensor_parallel.parallel_states import ParallelStates
 from specengine.tensor_parallel.passes import HostPasses, Passes, RankPass
 from specengine.tensor_parallel.shard_decoder import shard_decoder
@@ -84,11 +84,9 @@ class ParallelTransformer(Transformer):
         raise ValueError("drafter: a target under tensor_parallel has no layers of its own to draft with")
 
     def new_cache(self, pages: int | None = None, requests: int | None = None) -> KVCache:
-        """As Transformer's. Raises ValueError for a fixed size on the CPU."""
-        if pages is not None and not self.ops.on_device:
-            raise ValueError("pages: under tensor_parallel caches grow on demand, got a fixed number")
+        """As Transformer's."""
         of_ranks = self._group, self._passes, self._bounds
-        return ParallelCache(*of_ranks, self.config, self.cache_dtype, self.device, pages)
+        return ParallelCache(*of_ranks, self.config, self.cache_dtype, self.device, pages, requests)
 
     @property
     def page_bytes(self) -> int:
@@ -133,17 +131,21 @@ class ParallelCache(KVCache):
         dtype: torch.dtype,
         device: torch.device,
         pages: int | None = None,
+        requests: int | None = None,
     ) -> None:
         self._group, self._passes = group, passes
         self.number = group.new_cache()
         self._whole = _page_shape(whole)
         part = bounds.config(0, whole)
-        self._memory = None if bounds.delta is None else ParallelStates(group, bounds.delta, self.number)
-        self._sizes: list[Resize] = []  # since the last pass
-        states = None if self._memory is None else StatePool(self._memory)
+        self._memory, states = None, None
+        if bounds.delta is not None:
+            slots = None if requests is None else fixed_slots(requests)
+            self._memory = ParallelStates(group, bounds.delta, self.number, slots)
+            states = StatePool(self._memory, requests)
         super().__init__(*_page_shape(part), dtype, device, pages, states)
-        if pages is not None:
-            self._sizes.append(self._resized(pages, {}))
+        kept = 0 if self._memory is None else self._memory.slots
+        opened = OpenCache(self.number, self.k.shape[1], kept, str(dtype).removeprefix("torch."))
+        self._changes: list[OpenCache | ReleasePages] = [opened]  # since the last pass
         weakref.finalize(self, group.drop_cache, self.number).atexit = False
 
     @property
@@ -157,18 +159,16 @@ class ParallelCache(KVCache):
 
     def send_changes(self) -> None:
         """Sends the other ranks what happened to pages and recurrent states since the last call. Raises RankFailed."""
-        while self._sizes:
-            with self._group.broadcast(self._sizes[0]):
-                self._sizes.pop(0)
+        while self._changes:
+            with self._group.broadcast(self._changes[0]):
+                self._changes.pop(0)
         if self._memory is not None:
             self._memory.send_moves()
 
-    def _resize(self, pages: int, kept: Mapping[int, int]) -> None:
-        super()._resize(pages, kept)  # first: without memory it raises, and no other part will change
-        self._sizes.append(self._resized(pages, kept))
-
-    def _resized(self, pages: int, kept: Mapping[int, int]) -> Resize:
-        return Resize(self.number, pages, dict(kept), str(self.dtype).removeprefix("torch."))
+    def _release(self, pages: list[int]) -> None:
+        super()._release(pages)
+        if pages:
+            self._changes.append(ReleasePages(self.number, tuple(pages)))
 
 
 def _page_shape(config: ModelConfig) -> tuple[int, int, int]:

@@ -10,22 +10,31 @@ from specengine.cache.state_memory import StateMemory
 from specengine.models.config import ModelConfig
 from specengine.ops import Ops
 from specengine.ops.gated_delta.matrices import NO_STATES
-from specengine.tensor_parallel.messages import CompactStates, MoveStates, PassStates, Resize
+from specengine.tensor_parallel.messages import (
+    RELEASED,
+    CompactStates,
+    MoveStates,
+    OpenCache,
+    PassStates,
+    ReleasePages,
+)
 
 
 class RankCache:
-    """Follows the messages of rank 0 about one cache.  config: of this rank's heads.  dtype: of keys and values."""
+    """Follows the messages of rank 0 about one cache.  config: of this rank's heads."""
 
-    def __init__(self, config: ModelConfig, dtype: str, device: torch.device, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, message: OpenCache, device: torch.device, ops: Ops) -> None:
         shape = (config.attention_layers, config.num_kv_heads, config.head_dim)
-        self.pages = PagePool(*shape, getattr(torch, dtype), device, 0)
+        self.pages = PagePool(*shape, getattr(torch, message.dtype), device, message.pages)
         self._ops = ops
-        self._memory = None if config.gated_delta is None else StateMemory(config.gated_delta, device)
+        self._memory = None
+        if config.gated_delta is not None:
+            self._memory = StateMemory(config.gated_delta, device, message.slots)
         self._last = NO_STATES  # of the last pass, with its records
 
-    def resize(self, message: Resize) -> None:
-        """Does this rank's part of a Resize."""
-        self.pages.k, self.pages.v = self.pages.copied(message.pages, message.kept)
+    def release(self, message: ReleasePages) -> None:
+        """Does this rank's part of a ReleasePages."""
+        self.pages.release(message.pages)
 
     def compact(
         self, block_table: torch.Tensor, lengths: torch.Tensor, path: torch.Tensor, path_length: torch.Tensor
@@ -36,11 +45,11 @@ class RankCache:
     def move_states(self, message: MoveStates) -> None:
         """Does this rank's part of a MoveStates."""
         memory = self._states()
-        if message.slots > memory.slots:
-            memory.resize(message.slots)
         for to, source in message.moves:
             if source is None:
                 memory.clear(to)
+            elif source == RELEASED:
+                memory.release([to])
             else:
                 memory.copy(source, to)
 

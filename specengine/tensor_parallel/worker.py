@@ -22,8 +22,9 @@ from specengine.tensor_parallel.messages import (
     DropCaches,
     Failed,
     MoveStates,
+    OpenCache,
     Ready,
-    Resize,
+    ReleasePages,
     Start,
     encode_message,
 )
@@ -61,7 +62,8 @@ class Rank:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # passes run on another stream than wrote the weights
         self._handlers: Handlers = {
-            Resize: self._resize,
+            OpenCache: self._open_cache,
+            ReleasePages: lambda message: self._caches[message.cache].release(message),
             DropCaches: self._drop_caches,
             MoveStates: lambda message: self._caches[message.cache].move_states(message),
             CompactStates: lambda message: self._caches[message.cache].compact_states(message),
@@ -75,10 +77,8 @@ class Rank:
             raise TypeError(f"message: {type(message).__name__} is no message to a rank")
         handler(message)
 
-    def _resize(self, message: Resize) -> None:
-        if message.cache not in self._caches:
-            self._caches[message.cache] = RankCache(self._config, message.dtype, self.device, self._ops)
-        self._caches[message.cache].resize(message)
+    def _open_cache(self, message: OpenCache) -> None:
+        self._caches[message.cache] = RankCache(self._config, message, self.device, self._ops)
 
     def _drop_caches(self, message: DropCaches) -> None:
         for number in message.caches:

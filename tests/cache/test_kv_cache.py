@@ -1,12 +1,18 @@
+import mmap
+
+import psutil
 import pytest
 import torch
 
 from specengine._C import PAGE_SIZE
+from specengine.cache import kv_cache
 from specengine.cache.kv_cache import KVCache
+from tests.cache.small_caches import EVERYBODY
 
 
 def new_cache():
-    return KVCache(layers=2, kv_heads=3, head_dim=8, dtype=torch.float32, device=torch.device("cpu"))
+    """A page of one layer is a multiple of the system's page."""
+    return KVCache(layers=2, kv_heads=2, head_dim=8, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_requests_get_as_many_pages_as_they_need_and_none_twice():
@@ -18,13 +24,56 @@ def test_requests_get_as_many_pages_as_they_need_and_none_twice():
     assert cache.allocate(1) == first
 
 
-def test_growing_keeps_what_is_cached():
-    cache = new_cache()
+def test_a_million_pages_that_nobody_writes_take_no_memory_and_move_nothing():
+    cache, memory = new_cache(), psutil.Process().memory_info
     (page,) = cache.allocate(1)
-    cache.k[:, page] = 1.5
-    cache.v[:, page] = 2.5
-    cache.allocate(50 * PAGE_SIZE)
-    assert (cache.k[:, page] == 1.5).all() and (cache.v[:, page] == 2.5).all()
+    cache.k[:, page], cache.v[:, page] = 1.5, 2.5
+    before, place = memory().rss, cache.k.data_ptr()
+    pages = cache.allocate(PAGE_SIZE << 20)  # of 16 KiB each
+    assert memory().rss - before < 256 << 20  # the list of their numbers
+    cache.k[:, pages[-1]] = 3.5
+    assert cache.k.data_ptr() == place and (cache.k[:, page] == 1.5).all() and (cache.v[:, page] == 2.5).all()
+    cache.free(pages)
+    cache.rest()
+    assert memory().rss - before < 256 << 20
+
+
+def test_memory_goes_back_when_no_request_runs(monkeypatch):
+    cache = new_cache()
+    cache.kept_bytes = 2 * cache.page_bytes
+    monkeypatch.setattr(kv_cache, "IDLE_BYTES", 3 * cache.page_bytes)
+    many, running = cache.allocate(20 * PAGE_SIZE), cache.allocate(1)
+    cache.k[:, many + running], cache.v[:, many + running] = 1.0, 2.0
+    text = [7] * (2 * PAGE_SIZE) + [8]
+    cache.free(many, text, EVERYBODY)
+    cache.rest()
+    assert cache.pages_with_memory == 21 and (cache.k[:, :21] == 1).all() and (cache.v[:, :21] == 2).all()
+    cache.free(running)
+    cache.rest()
+    assert cache.pages_with_memory == 5  # two of the prefix cache, three for the next request
+    for first_slots in (each[:, :21, 0, 0, 0] for each in (cache.k, cache.v)):
+        assert first_slots.count_nonzero(dim=1).tolist() == [5, 5]
+    found, hit = cache.allocate_with_prefix(3 * PAGE_SIZE, text, EVERYBODY)
+    assert hit == 2 * PAGE_SIZE and (cache.k[:, found[:2]] == 1).all() and (cache.v[:, found[:2]] == 2).all()
+
+
+def test_a_process_with_little_address_space_gets_a_smaller_pool(monkeypatch):
+    made, reserve = [], mmap.mmap
+
+    def bounded(number, size, **options):
+        made.append(size)
+        if size > 1 << 30:
+            raise OSError("no address space")
+        return reserve(number, size, **options)
+
+    monkeypatch.setattr(mmap, "mmap", bounded)
+    cache = new_cache()
+    assert len(made) == 10 and made[-1] == made[-2] <= 1 << 30 < made[-3]
+    with pytest.raises(ValueError, match="prompt: with its answer and a tree it needs room for"):
+        cache.check_fits((cache.k.shape[1] + 1) * PAGE_SIZE)
+    monkeypatch.setattr(mmap, "mmap", lambda *_, **__: bounded(0, 1 << 31))
+    with pytest.raises(MemoryError, match="key/value cache: no room for"):
+        new_cache()
 
 
 def test_a_batch_pads_its_block_table():
@@ -37,6 +86,7 @@ def test_a_batch_pads_its_block_table():
 
 def test_no_room_is_a_clear_error():
     cache = new_cache()
-    with pytest.raises(MemoryError, match="key/value cache: no room for"):
+    with pytest.raises(MemoryError, match=f"key/value cache: {2**38} pages are needed, "):
         cache.allocate(2**44)
+    assert not cache.has_room(2**44)
     assert cache.allocate(1)  # still usable

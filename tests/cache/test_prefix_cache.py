@@ -7,6 +7,7 @@ import torch
 
 from specengine._C import PAGE_SIZE
 from specengine.cache import kv_cache as cache_module
+from specengine.cache.kv_cache import KVCache
 from specengine.cache.prefix_cache import PrefixCounts, Sharing
 from tests.cache.small_caches import EVERYBODY, begin, new_cache, text_of
 
@@ -148,27 +149,20 @@ def test_nothing_is_kept_where_no_bytes_are_for_it():
     assert begin(cache, text_of(1))[1] == 0 and cache.prefixes.evicted == 1
 
 
-def test_a_large_pool_is_let_go_but_for_what_is_kept(monkeypatch):
+def test_companions_give_memory_back_and_keep_what_is_kept(monkeypatch):
     monkeypatch.setattr(cache_module, "IDLE_BYTES", 0)
-    cache = new_cache(kept_pages=2)
-    beside = cache.companion(1, 1, 2, torch.float32)
+    cache = KVCache(1, 8, 8, torch.float32, torch.device("cpu"))  # a page of keys is a multiple of the system's page
+    beside = cache.companion(1, 8, 16, torch.float32)
     cache.kept_bytes = 2 * (cache.page_bytes + beside.page_bytes)
-    cache.free(cache.allocate(20 * PAGE_SIZE))
-    cache.free(cache.allocate(20 * PAGE_SIZE))
-    assert cache.k.shape[1] == 20
-    cache.free(cache.allocate(PAGE_SIZE))
-    pages, _ = begin(cache, text_of(5, 6))
-    assert cache.k.shape[1] < 20
+    pages, _ = begin(cache, text_of(5, 6, 7))
     for number, page in enumerate(pages):
-        cache.k[:, page], beside.v[:, page] = number, -number
+        cache.k[:, page], beside.v[:, page] = 1 + number, -1 - number
     cache.free(pages, text_of(5, 6), EVERYBODY)
-    cache.free(cache.allocate(30 * PAGE_SIZE))
-    assert cache.k.shape[1] > 30
-    cache.free(cache.allocate(PAGE_SIZE))
+    cache.rest()
     pages, hit = begin(cache, text_of(5, 6))
-    assert hit == 2 * PAGE_SIZE and cache.k.shape[1] == beside.k.shape[1] == 5
-    for number, page in enumerate(pages[:2]):
-        assert (cache.k[:, page] == number).all() and (beside.v[:, page] == -number).all()
+    assert hit == 2 * PAGE_SIZE
+    assert [int(cache.k[0, page, 0, 0, 0]) for page in pages] == [1, 2, 0]
+    assert [int(beside.v[0, page, 0, 0, 0]) for page in pages] == [-1, -2, 0]
 
 
 def test_pages_may_be_given_back_in_any_thread_while_others_begin():

@@ -57,28 +57,19 @@ def test_slots_grow_and_keep_what_they_hold():
     assert len(set(slots)) == 18
 
 
-@pytest.mark.parametrize("fails_at", [0, 1])
-def test_states_without_room_leave_pages_and_slots_as_they_were(monkeypatch, fails_at):
-    cache = hybrid_cache()
+def test_states_without_room_leave_pages_and_slots_as_they_were():
+    states = StatePool(StateMemory(CONFIG, torch.device("cpu"), 2))
+    cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), states=states)
     owners = [cache.allocate(10) for _ in range(2)]
     state_of(cache, owners[1]).fill_(5)
-    pool, empty, calls = cache.states, torch.empty, []
-
-    def full(*shape, **options):
-        calls.append(shape)
-        if len(calls) > fails_at:  # of the state, or of the convolution alone
-            raise RuntimeError("no memory")
-        return empty(*shape, **options)
-
-    free = cache.k.shape[1] - cache.pages_in_use
-    monkeypatch.setattr("specengine.cache.state_memory.torch.empty", full)
-    with pytest.raises(MemoryError, match="recurrent states: no room for 4 slots"):
+    assert not cache.has_room(10)
+    with pytest.raises(MemoryError, match="recurrent states: all 2 slots are in use"):
         cache.allocate(10)
-    monkeypatch.undo()
-    assert (pool.in_use, pool.slots, cache.k.shape[1] - cache.pages_in_use) == (2, 2, free)
+    assert (states.in_use, cache.pages_in_use) == (2, 2)
     assert state_of(cache, owners[1]).unique().tolist() == [5.0]
+    cache.free(owners[0])
     cache.allocate(10)
-    assert (pool.in_use, pool.slots) == (3, 4)
+    assert states.in_use == 2
 
 
 def test_a_prefix_is_found_as_far_as_a_state_is_kept():
@@ -113,20 +104,15 @@ def test_a_state_that_is_kept_again_is_young_again():
     assert [pool.reach(pages) for pages in owners] == [1, 0, 1]
 
 
-def test_no_room_for_a_copy_is_no_error(monkeypatch):
-    pool = StatePool(StateMemory(CONFIG, torch.device("cpu")))
+def test_no_room_for_a_copy_is_no_error():
+    pool = StatePool(StateMemory(CONFIG, torch.device("cpu"), 2))
     pool.most_kept = 2
     owners = [[page, 10 + page] for page in range(2)]
     for pages in owners:
         pool.open(pages, 0)
-
-    def full(*shape, **options):
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr("specengine.cache.state_memory.torch.empty", full)
     pool.keep(owners[0], 1)
     assert (pool.in_use, pool.kept, pool.reach(owners[0])) == (2, 0, 0)
-    monkeypatch.undo()
+    pool.close(owners[1])
     pool.keep(owners[0], 1)
     assert pool.reach(owners[0]) == 1
 
@@ -141,25 +127,29 @@ def test_an_evicted_page_takes_its_state_along():
     assert cache.states.kept == 0
 
 
-def test_states_follow_their_pages_to_the_numbers_of_a_smaller_pool(monkeypatch):
+def test_states_give_memory_back_when_no_request_runs(monkeypatch):
     monkeypatch.setattr(kv_cache, "IDLE_BYTES", 0)
     cache = hybrid_cache(kept=4)
-    first = cache.allocate(20 * PAGE_SIZE)  # its pages have the lowest numbers
     texts = {symbol: text_of(symbol, symbol + 10, tail=8) for symbol in (1, 2)}
     for symbol, text in texts.items():
         pages, _ = prefilled(cache, text, float(symbol))
         cache.free(pages, text, EVERYBODY)
-    cache.free(first)
-    for _ in range(2):
-        cache.free(cache.allocate(PAGE_SIZE))
-    assert cache.k.shape[1] < 10
+    cache.free([cache.allocate(10) for _ in range(3)][2])
+    cache.rest()
+    assert cache.states.slots_with_memory > 4  # two requests run
+    cache = hybrid_cache(kept=4)
+    for symbol, text in texts.items():
+        pages, _ = prefilled(cache, text, float(symbol))
+        cache.free(pages, text, EVERYBODY)
+    cache.rest()
+    assert cache.states.slots_with_memory == cache.states.kept == 2
     for symbol, text in texts.items():
         pages, hit = begin(cache, text)
         assert hit == 2 * PAGE_SIZE and state_of(cache, pages).unique().tolist() == [float(symbol)]
 
 
 def test_a_request_waits_for_a_slot_of_a_fixed_pool_though_pages_are_free():
-    states = StatePool(StateMemory(CONFIG, torch.device("cpu")), requests=1)
+    states = StatePool(StateMemory(CONFIG, torch.device("cpu"), 2), requests=1)
     cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), 8, states)
     assert cache.has_room(10)
     pages = cache.allocate(10)

@@ -118,7 +118,7 @@ def test_drafts_depend_on_what_is_found(make, name):
     said(engine, [FIRST], GREEDY)
     pools = [engine.drafter.small.cache] if name in SMALL else engine.cache._pools[1:]
     for pool in pools:
-        pool.k.normal_(generator=torch.Generator().manual_seed(1))
+        pool.k[:, :20].normal_(generator=torch.Generator().manual_seed(1))
     spoilt = said(engine, [SECOND], GREEDY)
     expected = said(make(name, prefix_cache_mib=0), [SECOND], GREEDY)
     assert engine.cache.prefixes.hit == whole(len(SYSTEM))

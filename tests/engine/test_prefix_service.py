@@ -109,10 +109,8 @@ def test_a_cache_that_is_let_go_keeps_what_it_knows(monkeypatch):
     monkeypatch.setattr(kv_cache, "IDLE_BYTES", 1 << 20)
     engine, cold = tiny_engine("none", prefix_cache_mib=1), tiny_engine("none", prefix_cache_mib=0)
     engine.generate([[3 + i] * 300 for i in range(32)], GREEDY)
-    large = engine.cache.k.shape[1]
-    for _ in range(2):  # the first one may be between two large batches
-        assert ids([engine.generate(FIRST, SAMPLED)]) == ids([cold.generate(FIRST, SAMPLED)])
-    assert engine.cache.k.shape[1] < large
+    assert engine.cache.pages_with_memory * engine.cache.page_bytes <= 2 << 20
+    assert ids([engine.generate(FIRST, SAMPLED)]) == ids([cold.generate(FIRST, SAMPLED)])
     output = engine.generate([34] * 299 + [5], SAMPLED)
     assert output.token_ids == cold.generate([34] * 299 + [5], SAMPLED).token_ids
     assert output.stats.prefix_hit_tokens == whole(299)

@@ -118,14 +118,12 @@ def test_engines_that_share_a_model_say_at_once_what_they_say_alone():
 def test_a_large_cache_is_let_go_when_nobody_uses_it(monkeypatch):
     monkeypatch.setattr(cache_module, "IDLE_BYTES", 1 << 20)
     engine = tiny_engine(prefix_cache_mib=0)
-    many = [[3 + i] * 300 for i in range(16)]
-    engine.generate(many, PARAMS)
-    assert engine.cache.k.nbytes + engine.cache.v.nbytes > 1 << 20
-    engine.generate(many, PARAMS)
-    assert engine.cache.k.nbytes + engine.cache.v.nbytes > 1 << 20
-    for _ in range(2):  # the first one may be between two large batches
-        output = engine.generate([5, 6, 7], PARAMS)
-    assert engine.cache.k.nbytes + engine.cache.v.nbytes < 1 << 20
+    most = (1 << 20) // engine.cache._bytes_of_page
+    for _ in engine.stream([3] * 300, PARAMS):
+        assert 0 < engine.metrics.snapshot().pages_total <= most
+    engine.generate([[3 + i] * 300 for i in range(16)], PARAMS)
+    assert engine.metrics.snapshot().pages_total == most
+    output = engine.generate([5, 6, 7], PARAMS)
     assert output.token_ids == tiny_engine("none").generate([5, 6, 7], PARAMS).token_ids
 
 

@@ -112,6 +112,10 @@ class SharedPages(RuleBasedStateMachine):
         while not self.fixed and self.unused() > self.most:
             self.evict()
 
+    @rule()
+    def the_engine_rests(self):
+        self.cache.rest()
+
     @invariant()
     def pages_hold_what_their_requests_wrote(self):
         for each in self.held:
@@ -123,8 +127,9 @@ class SharedPages(RuleBasedStateMachine):
     def every_page_is_in_use_or_kept_or_free(self):
         in_use = {page for each in self.held for page in each.pages}
         assert self.cache.pages_in_use == len(in_use)
-        index, free = self.cache._known, self.cache._free_pages
-        assert len(set(free)) == len(free) and not {*free} & (in_use | {*index.pages})
+        index, free = self.cache._known, self.cache._free
+        back = free._back
+        assert len({*back}) == len(back) and not {*back} & (in_use | {*index.pages})
         assert len(free) + len(in_use | {*index.pages}) == self.cache.k.shape[1]
         assert index.unused == self.unused() == len({*index.pages} - in_use)
         for page, node in index._nodes.items():

@@ -236,7 +236,7 @@ def test_a_draft_past_the_pages_of_a_request_is_refused(call):
 def test_the_slots_of_all_expanded_nodes_need_pages(call):
     """Before anything is written; the pairs alone would fit."""
     pool = call.drafter.pairs.pool
-    pool.k.zero_(), pool.v.zero_()  # the cached pairs were never read: fresh memory may hold anything
+    pool.k[:, :2], pool.v[:, :2] = 0, 0  # the cached pairs were never read: used memory may hold anything
     call.pages = [[0], [1]]
     call.cached = [0, 61 - len(call.runs[1]) + 1]
     with pytest.raises(ValueError, match="block_table: request 1 needs 2 pages for 66 slots"):

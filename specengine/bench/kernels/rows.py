@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from specengine._C import MAX_NODES, PANEL
+from specengine._C import MAX_NODES, PAGE_SIZE, PANEL
 from specengine.bench.kernels.timers import medians, timer_for
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.models.transformer import Transformer
@@ -34,7 +34,7 @@ def time_rows(target: Transformer, counts: Sequence[int], prefix: int = PREFIX) 
     chains = [DraftTree(tokens[prefix : prefix + n], range(-1, n - 1)) for n in counts]
     target.ensure_positions(len(tokens))
     target.tune()
-    cache = target.new_cache()
+    cache = target.new_cache(-(-len(tokens) // PAGE_SIZE), 1)
     pages = cache.allocate(len(tokens))
     for start in range(0, prefix, target.ops.prefill_rows):
         rows = TreeBatch.chains([tokens[start : min(prefix, start + target.ops.prefill_rows)]], target.device)

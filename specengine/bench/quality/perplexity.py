@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from specengine._C import PAGE_SIZE
 from specengine.draft_trees.tree import TreeBatch
 from specengine.models.transformer import Transformer
 from specengine.models.weights import DTYPES
@@ -24,7 +25,7 @@ _PASS_ROWS = 64  # rows of a pass, which bound the logits in memory
 def token_logprobs(target: Transformer, ids: Sequence[int], first: int = 1) -> torch.Tensor:
     """Returns the log-probability of each token from `first` on, float64 [len(ids) - first]."""
     target.ensure_positions(len(ids))
-    kv = target.new_cache()
+    kv = target.new_cache(-(-len(ids) // PAGE_SIZE), 1)
     pages = kv.allocate(len(ids))
     logprobs = []
     for start in range(0, len(ids) - 1, _PASS_ROWS):

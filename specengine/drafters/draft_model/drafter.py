@@ -82,7 +82,7 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
 
     @property
     def page_bytes(self) -> int:
-        return self.small.cache.page_bytes
+        return self.small.model.page_bytes
 
     def attach(self, cache: KVCache) -> None:
         self.small.attach(cache)

@@ -66,7 +66,7 @@ class SmallModel:
         ours, theirs = self.model.config.vocab_size, target.config.vocab_size
         if ours != theirs:
             raise ValueError(f"drafter: {path} has a vocabulary of {ours} tokens, the target has {theirs}")
-        self.cache = self.model.new_cache()
+        self.cache: KVCache
         self._path = path
         self._engine = OneEngine(drafter)
 
@@ -80,11 +80,12 @@ class SmallModel:
             raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
 
     def attach(self, cache: KVCache) -> None:
-        """Sizes its cache by the target's. Raises ValueError for a second engine: its pass might move the cache."""
+        """Makes its cache, as large as the target's. Raises ValueError for a second engine."""
         self._engine.claim()
         if cache.fixed:
             self.model.tune()
-            self.cache = self.model.new_cache(cache.k.shape[1])
+        self.cache = self.model.new_cache(cache.k.shape[1] if cache.fixed else None)
+        cache.rests_with(self.cache)
         self.cache.kept_bytes = cache.kept_bytes
 
     def begin(self, request: DraftRequest, beyond: int) -> tuple[list[int], int]:

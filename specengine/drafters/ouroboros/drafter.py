@@ -70,7 +70,7 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
 
     @property
     def page_bytes(self) -> int:
-        return self.small.cache.page_bytes
+        return self.small.model.page_bytes
 
     @property
     def pool(self) -> PhrasePool:

@@ -168,7 +168,7 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
 
 def _state_bytes(target: Transformer, options: DeviceOptions) -> int:
     """Returns the bytes of the recurrent states of a hybrid's requests and of their copies."""
-    states = target.new_cache(0).states
+    states = target.new_cache(0, 0).states
     return 0 if states is None else fixed_slots(options.max_batch_size) * states.slot_bytes
 
 
@@ -190,7 +190,7 @@ def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: 
     most = max(rows, target.ops.prefill_rows, drafted)
     activations = 4 * most * (4 * c.hidden_size + _mlp_columns(c) + 4 * c.num_heads * c.head_dim)
     records = 0
-    if (states := target.new_cache(0).states) is not None:
+    if (states := target.new_cache(0, 0).states) is not None:
         sizes = states.memory.config
         activations += 4 * most * (sizes.conv_channels + 2 * sizes.value_size + 2 * sizes.num_value_heads)
         records = max(states.record_bytes(rows), states.record_bytes(target.ops.prefill_rows) // len(sizes.layers))

@@ -41,7 +41,7 @@ def test_drafters_draft_inside_captured_cycles(device, folders, name):
 def test_cycles_of_a_hybrid_are_captured_on_a_pool_of_states_that_never_moves(device):
     engine = captured_engine(model_on_the_standin("tiny-qwen3.5"), LOOKUP, max_batch_size=2)
     states, graphs = engine.cache.states, engine.core.runner.graphs
-    assert states.slots == 4
+    assert states.memory.slots == 4
     for batch in graphs.batches.values():
         assert batch.cache.states.last.states.data_ptr() == states.memory.states.data_ptr()
 

@@ -94,13 +94,13 @@ def test_a_state_that_is_not_replayed_is_seen(device_engine, monkeypatch):
 def test_a_fixed_pool_of_states_makes_requests_wait(device_engine):
     engine = device_engine("none", name=FAMILIES[0], max_batch_size=2)
     states = engine.cache.states
-    assert (states.slots, states.requests, states.most_kept) == (4, 2, 2)
+    assert (states.memory.slots, states.requests, states.most_kept) == (4, 2, 2)
     pages = [engine.cache.allocate(8) for _ in range(2)]
     assert not engine.cache.has_room(8)
     with pytest.raises(MemoryError, match="recurrent states: all slots of 2 requests are in use"):
         [engine.cache.allocate(8) for _ in range(3)]
     engine.cache.free(pages[0])
-    assert states.slots == 4
+    assert states.memory.slots == 4
 
 
 def test_heads_too_wide_for_the_kernels_are_refused_before_a_weight_is_read(cuda_backend):
