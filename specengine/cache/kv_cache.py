@@ -18,7 +18,7 @@ from specengine.cache.prefix_cache import PrefixCounts, PrefixIndex, Sharing
 from specengine.cache.state_pool import StatePool
 from specengine.ops import Ops
 from specengine.ops.verify_tree import Accepted
-from specengine.utils.host_memory import put_ints
+from specengine.utils.host_memory import is_host, put_ints
 from specengine.utils.reserved_memory import RESERVED, make_largest
 
 IDLE_BYTES = 256 << 20  # of unused pages that keep their memory while no request runs
@@ -59,7 +59,7 @@ class KVCache(PagePool):
 
         if pages is not None:
             make(pages)
-        elif device.type == "cpu":
+        elif is_host(device):
             size = page_bytes((layers, kv_heads, head_dim), dtype)
             make_largest(make, RESERVED // (size // 2))
         else:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from specengine._C import PAGE_SIZE
+from specengine.utils.host_memory import is_host
 from specengine.utils.reserved_memory import ReservedArray
 
 
@@ -29,7 +30,7 @@ class PagePool:
         self.dtype, self.device = dtype, device
         shape = (layers, pages, kv_heads, PAGE_SIZE, head_dim)
         self._arrays: list[ReservedArray] = []
-        if device.type == "cpu":
+        if is_host(device):
             self._arrays = [ReservedArray("key/value cache", shape, dtype) for _ in "kv"]
             self.k, self.v = (array.tensor for array in self._arrays)
         else:

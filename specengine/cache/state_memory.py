@@ -9,6 +9,7 @@ import torch
 from specengine._C import DeltaStates
 from specengine.ops import Ops
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
+from specengine.utils.host_memory import is_host
 from specengine.utils.reserved_memory import RESERVED, ReservedArray, make_largest
 
 
@@ -26,7 +27,7 @@ class StateMemory:
         self._arrays: tuple[ReservedArray, ...] = ()
         if slots is not None:
             self._make(slots)
-        elif device.type == "cpu":
+        elif is_host(device):
             make_largest(self._make, RESERVED // (4 * len(config.layers) * config.state_floats))
         else:
             raise ValueError(f"slots: expected a number on {device}, where states take their memory at once")
@@ -79,7 +80,7 @@ class StateMemory:
             (slots, layers, c.num_value_heads, c.key_head_dim, c.value_head_dim),
             (slots, layers, CONV_WIDTH - 1, c.conv_channels),
         )
-        if self.device.type == "cpu":
+        if is_host(self.device):
             self._arrays = tuple(ReservedArray("recurrent states", shape, torch.float32) for shape in shapes)
             self.states, self.conv = (array.tensor for array in self._arrays)
         else:

@@ -201,7 +201,7 @@ class Transformer:
         None: on the CPU an open pool, on a GPU what one text as long as the context needs, in up to eight requests.
         """
         c = self.config
-        if self.device.type != "cpu":
+        if not is_host(self.device):
             pages = -(-c.max_position // PAGE_SIZE) if pages is None else pages
             requests = 8 if requests is None else requests
         states = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -66,7 +67,6 @@ class SmallModel:
         ours, theirs = self.model.config.vocab_size, target.config.vocab_size
         if ours != theirs:
             raise ValueError(f"drafter: {path} has a vocabulary of {ours} tokens, the target has {theirs}")
-        self.cache: KVCache
         self._path = path
         self._engine = OneEngine(drafter)
 
@@ -79,12 +79,17 @@ class SmallModel:
             ours, theirs = self.tokenizer.token_text(token), tokenizer.token_text(token)
             raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
 
+    @cached_property
+    def cache(self) -> KVCache:
+        """The model's keys and values."""
+        return self.model.new_cache()
+
     def attach(self, cache: KVCache) -> None:
-        """Makes its cache, as large as the target's. Raises ValueError for a second engine."""
+        """Makes its cache as large as a fixed one of the target. Raises ValueError for a second engine."""
         self._engine.claim()
         if cache.fixed:
             self.model.tune()
-        self.cache = self.model.new_cache(cache.k.shape[1] if cache.fixed else None)
+            self.cache = self.model.new_cache(cache.k.shape[1])
         cache.rests_with(self.cache)
         self.cache.kept_bytes = cache.kept_bytes
 
