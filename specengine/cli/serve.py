@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Annotated
 
@@ -41,13 +43,20 @@ def serve(
     allow_drafter: Annotated[list[str] | None, typer.Option(help="Drafter that requests may name; repeatable.")] = None,
     allow_rule: Annotated[list[str] | None, typer.Option(help="Rule that requests may name; repeatable.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="Host name that requests may use; repeatable.")] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin of web pages that browsers let use the server, or *; repeatable, or a JSON list."),
+    ] = None,
+    ignore_unknown_fields: Annotated[
+        bool, typer.Option("--ignore-unknown-fields", help="Log unknown fields of requests, do not refuse them.")
+    ] = False,
     max_batch_size: Annotated[int, typer.Option(help="Texts that share a batch; others wait.")] = 16,
     prefix_cache_mib: Annotated[int, typer.Option(help="Memory for cached prompt prefixes; 0 is off.")] = 256,
     max_body_bytes: Annotated[int, typer.Option(help="Size limit of a request's body.")] = 1 << 20,
     max_prompt_tokens: Annotated[int, typer.Option(help="Length limit of a prompt; 0: the model's context.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(help="Length limit of a generated text; 0: the model's context.")] = 0,
     max_streams: Annotated[int, typer.Option(help="Requests that run at a time; others get 429.")] = 128,
-    max_waiting: Annotated[int, typer.Option(help="Texts in the queue of an engine; others get 503.")] = 256,
+    max_waiting: Annotated[int, typer.Option(help="Texts that wait for a place in a batch; others get 503.")] = 256,
     max_engines: Annotated[int, typer.Option(help="Pairs of a drafter and a rule that stay loaded.")] = 4,
     deadline: Annotated[float, typer.Option(help="Seconds after which a text is cut.")] = 300.0,
     tool_dialect: Annotated[
@@ -71,7 +80,21 @@ def serve(
     from specengine.server.settings import Settings, derive_settings
 
     given = {**locals(), "hosts": tuple(allow_host or ()), "adapters": parse_named_paths("adapter", adapter or [])}
+    given["allowed_origins"] = tuple(_read_origins(allowed_origins or []))
     given |= derive_settings(model, drafter, rule, allow_drafter or (), allow_rule or ())
     if name:
         given["name"] = name
     run(model, device, dtype, tensor_parallel, Settings(**{f.name: given[f.name] for f in fields(Settings)}))
+
+
+def _read_origins(values: list[str]) -> Iterator[str]:
+    """Yields origins, one of each value or several of a JSON list, as vLLM's option of this name takes them."""
+    for value in values:
+        if not value.startswith("["):
+            yield value
+            continue
+        try:
+            origins = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"allowed_origins: {value!r} is not a JSON list ({error})") from error
+        yield from map(str, origins)

@@ -19,7 +19,7 @@ class AsyncEngine:
     Every text equals the text of the request alone. Requests join and leave between two cycles. The prompts of other
     requests delay a running one by less than two passes of the target.
 
-    max_waiting: requests (prompts times n) in the queue, at most.
+    max_waiting: requests (prompts times n) in the queue, at most, beside those for which the batch has a place.
     A deadline counts seconds from the call: the text then ends where it is, perhaps empty, with finish_reason
     `deadline`. A cancelled task or a closed stream leaves at the end of the running cycle. `async with` finishes
     the requests at its end, or drops them when an exception is the reason.
@@ -92,8 +92,12 @@ class AsyncEngine:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> RequestGroup:
         group = self.engine.prepare(prompts, params)
-        if len(group.requests) > self.max_waiting:
-            raise ValueError(f"prompts: {len(group.requests)} requests never fit into a queue of {self.max_waiting}")
+        places = self.engine.core.max_batch_size
+        if len(group.requests) > self.max_waiting + places:
+            raise ValueError(
+                f"prompts: {len(group.requests)} requests never fit into a batch of {places} and a queue of "
+                f"{self.max_waiting}"
+            )
         return group
 
     async def _events(self, requests: list[Request], deadline: float | None) -> AsyncGenerator[StreamEvent, None]:

@@ -43,7 +43,10 @@ class Submission:
 
 
 class BackgroundLoop:
-    """Steps a scheduler while there are requests.  max_waiting: requests in the queue, at most."""
+    """Steps a scheduler while there are requests.
+
+    max_waiting: requests in the queue, at most, beside those for which the batch has a place.
+    """
 
     def __init__(self, core: EngineCore, max_waiting: int) -> None:
         self._core, self._max_waiting = core, max_waiting
@@ -66,11 +69,13 @@ class BackgroundLoop:
         with self._lock:
             if self._closed:
                 raise Closed("the engine is closed")
-            waiting = self._scheduler.num_waiting + sum(len(new.requests) for new in self._new)
+            places = self._core.max_batch_size - self._scheduler.num_admitted
+            waiting = self._scheduler.num_waiting + sum(len(new.requests) for new in self._new) - places
             if waiting + count > self._max_waiting:
                 self._core.metrics.refused(count)
                 raise Overloaded(
-                    f"the queue has room for {self._max_waiting} requests: {waiting} are waiting, {count} more came"
+                    f"the queue has room for {self._max_waiting} requests: {max(0, waiting)} are waiting, "
+                    f"{count} more came"
                 )
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="specengine")

@@ -54,7 +54,8 @@ def encode_prompt(
         raise ValueError(f"prompt: token id {wrong} is not in 0 to {config.vocab_size - 1}")
     if len(ids) >= config.max_position:
         raise PromptTooLong(
-            f"prompt: has {len(ids)} tokens, but the model's context of {config.max_position} must hold it and one more"
+            f"prompt: has {len(ids)} tokens; the prompt is too long, because this model's maximum context length is "
+            f"{config.max_position} tokens and one more must fit"
         )
     return ids
 

@@ -38,6 +38,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_admitted(self) -> int:
+        """Requests with a place in the batch."""
+        return len(self._running) + len(self._prefill.requests)
+
+    @property
     def has_unfinished_requests(self) -> bool:
         """Whether a step has anything to do."""
         return bool(self._waiting or self._prefill.requests or self._running)

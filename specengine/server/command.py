@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -12,11 +13,15 @@ from contextlib import contextmanager
 import uvicorn
 
 from specengine.server.app import make_app
+from specengine.server.connection import Connection
 from specengine.server.engine_pool import EnginePool
+from specengine.server.limits import HEAD_BYTES
 from specengine.server.settings import Settings, is_loopback
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from specengine.types import RankFailed
 from specengine.utils.console import note
+
+GRACE = 10  # seconds in which the requests of cut connections end
 
 
 def serve(model: str, device: str, dtype: str, tensor_parallel: int, settings: Settings) -> None:
@@ -47,21 +52,23 @@ def make_server(model: LoadedModel, settings: Settings, listener: socket.socket)
     """
     config = uvicorn.Config(
         make_app(EnginePool(model, settings), settings),
-        http="h11",  # uvicorn's other parser does not limit the size of a request's head
+        http=Connection,
+        h11_max_incomplete_event_size=HEAD_BYTES,
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(settings.drain)),
+        timeout_graceful_shutdown=math.ceil(settings.drain) + GRACE,
     )
-    return _Server(config, f"{settings.name} at http://{_format_address(listener)}")
+    return _Server(config, f"{settings.name} at http://{_format_address(listener)}", settings.drain)
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, about: str) -> None:
+    def __init__(self, config: uvicorn.Config, about: str, drain: float) -> None:
         super().__init__(config)
         self._about = about
+        self._drain = drain
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -69,7 +76,15 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         note("shutting down: running texts are finished, new connections are refused")
+        cutting = asyncio.get_running_loop().call_later(self._drain, self._cut_connections)
         await super().shutdown(sockets)
+        cutting.cancel()
+
+    def _cut_connections(self) -> None:
+        connections = [each for each in self.server_state.connections if isinstance(each, Connection)]
+        note(f"{len(connections)} requests are cut off, {self._drain:g} s after the signal")
+        for connection in connections:
+            connection.cut()
 
 
 @contextmanager

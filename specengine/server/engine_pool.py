@@ -45,7 +45,7 @@ class EnginePool:
     """Makes an engine at the first request for it, and keeps at most `max_engines`.
 
     A new engine replaces the least recently used engine that has no requests. The default engine is made at once and
-    stays. The engines share the machine, so they take turns cycle by cycle.
+    stays, unless there is room for one engine only. The engines share the machine, so they take turns cycle by cycle.
     Raises ValueError for a model without a tokenizer, and the errors of Engine.
     """
 
@@ -128,7 +128,8 @@ class EnginePool:
                 raise ApiError(500, f"speculation.drafter: {key.drafter} cannot be loaded", code="drafter") from error
 
     async def _drop_one(self) -> None:
-        idle = (key for key, pooled in self._engines.items() if not pooled.users and key != self._default)
+        kept = self._default if self._settings.max_engines > 1 else None
+        idle = (key for key, pooled in self._engines.items() if not pooled.users and key != kept)
         if (key := next(idle, None)) is None:
             message = "all engines are in use by requests with other drafters or rules"
             raise make_retryable_error(503, message, "engines_in_use")

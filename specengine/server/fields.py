@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 64
 
 
 def make_error(message: str) -> PydanticCustomError:
@@ -17,28 +19,41 @@ def _parse_stop(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return ()
-    if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) and stop for stop in stops):
-        raise make_error("expected a non-empty string, or a list of at most 4 of them")
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise make_error("expected a non-empty string, or a list of them")
+    if len(stops) > MAX_STOPS:
+        raise make_error(f"expected at most {MAX_STOPS} strings, got {len(stops)}")
     return tuple(stops)
 
 
 Stop = Annotated[tuple[str, ...], BeforeValidator(_parse_stop)]
 
 
-def _join_text_parts(content: Any) -> str:
-    """Returns the text of a message, whose content is a string or a list of text parts."""
+def _join_text_parts(content: Any, info: ValidationInfo) -> str:
+    """Returns the text of a message, whose content is a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
         raise make_error("expected a string, or a list of parts {'type': 'text', 'text': ...}")
-    for number, part in enumerate(content):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise make_error(f"part {number}: expected an object with the key 'type'")
-        if part["type"] != "text":
-            raise make_error(f"part {number}: type {part['type'][:40]!r} is not supported; this model reads text only")
-        if not isinstance(part.get("text"), str) or set(part) != {"type", "text"}:
-            raise make_error(f"part {number}: expected {{'type': 'text', 'text': ...}} with a string")
-    return "".join(part["text"] for part in content)
+    return "".join(_read_part(part, f"part {number}", info.context) for number, part in enumerate(content))
+
+
+def _read_part(part: Any, name: str, unknown: Any) -> str:
+    """Returns the text of a part.  unknown: see parse_body."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise make_error(f"{name}: expected an object with the key 'type'")
+    if kind not in ("text", "refusal"):
+        raise make_error(f"{name}: type {kind[:40]!r} is not supported; this model reads text only")
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise make_error(f"{name}: expected {{'type': {kind!r}, {kind!r}: ...}} with a string")
+    for key in part.keys() - {"type", kind, "cache_control"}:
+        if part[key] is not None and unknown is None:
+            raise make_error(f"{name}: {key[:40]!r} is not a key of a part")
+        if part[key] is not None:
+            unknown.ignore(key)
+    return text
 
 
 Text = Annotated[str, BeforeValidator(_join_text_parts)]
@@ -76,5 +91,12 @@ def _parse_logit_bias(value: Any) -> Any:
 
 LogitBias = Annotated[dict[int, float] | None, BeforeValidator(_parse_logit_bias)]
 
+
+def _drop_fraction(value: Any) -> Any:
+    """Returns 5 for 5.0: JSON does not tell integers from other numbers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_drop_fraction)]
 Penalty = Annotated[float | None, Field(ge=-2, le=2)]
-Count = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[Integer | None, Field(ge=1, le=2**31 - 1)]

@@ -1,4 +1,4 @@
-"""Limits that a request must pass before the application reads it: host, key, media type, size, a free slot."""
+"""Limits that a request must pass before the application reads it: size, host, key, media type, a free slot."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from specengine.server.errors import ApiError, make_retryable_error
 from specengine.server.settings import Settings
 
 BODY_SECONDS = 30.0  # in which a body must arrive
+HEAD_BYTES = 1 << 16  # of a path and its headers
 OPEN_ROUTES = ("/", "/health")  # need no key
 ROUTES = (*OPEN_ROUTES, "/metrics", "/v1/models", "/v1/chat/completions", "/v1/completions")
 
@@ -30,7 +31,7 @@ class LimitsMiddleware:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
-        self._key = _digest(f"Bearer {settings.api_key}".encode()) if settings.api_key else None
+        self._key = _digest(settings.api_key.encode()) if settings.api_key else None
         self._responses: Counter[tuple[str, int]] = Counter()
         self._running = 0  # requests
 
@@ -60,6 +61,9 @@ class LimitsMiddleware:
 
     def _check_head(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        if size + len(scope["path"]) + len(scope["query_string"]) > HEAD_BYTES:
+            raise ApiError(431, f"head: is larger than {HEAD_BYTES} bytes", code="head_too_large")
         host = headers.get("host", "")
         if not self._settings.accepts_host(host):
             raise ApiError(
@@ -75,6 +79,14 @@ class LimitsMiddleware:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, f"content-type: expected application/json, got {kind[:100]!r}", code="content_type")
+        encoding = headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise ApiError(
+                415,
+                f"content-encoding: expected none, got {encoding[:100]!r}",
+                code="content_encoding",
+                headers={"Accept-Encoding": "identity"},
+            )
         length = headers.get("content-length", "")
         if length.isdecimal() and len(length) < 20 and int(length) > self._settings.max_body_bytes:
             raise self._too_large()
@@ -131,9 +143,10 @@ def _route_of(scope: Scope) -> str:
 
 
 def _check_key(headers: Headers, key: bytes) -> None:
-    given = headers.get("authorization", "").encode("latin-1")
+    scheme, _, given = headers.get("authorization", "").partition(" ")
     # The comparison of digests does not reveal the length of the key.
-    if not hmac.compare_digest(_digest(given), key):
+    right = hmac.compare_digest(_digest(given.strip().encode("latin-1")), key)
+    if not right or scheme.lower() != "bearer":
         raise ApiError(
             401,
             "api_key: missing or wrong; expected the header 'Authorization: Bearer KEY'",

@@ -78,7 +78,7 @@ class RequestPreparer:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def _check_num_texts(self, body: GenerationRequest) -> None:
-        most = self._settings.max_waiting
+        most = self._settings.max_waiting + self._settings.max_batch_size
         texts = len(body.prompts) * body.samples
         if texts > most:
             field = "n" if len(body.prompts) == 1 else body.prompt_field
@@ -100,7 +100,9 @@ class RequestPreparer:
         most = self._settings.max_prompt_tokens
         longest = max(map(len, prompts))
         if most and longest > most:
-            message = f"{field}: has {longest} tokens, this server accepts at most {most}"
+            message = (
+                f"{field}: has {longest} tokens; the prompt is too long, because this server accepts at most {most}"
+            )
             raise ApiError(400, message, param=field, code="context_length_exceeded")
         return prompts
 
@@ -112,8 +114,8 @@ class RequestPreparer:
         room = self._context - prompt_tokens
         if requested is not None and requested > room:
             message = (
-                f"{field}: {requested} new tokens and a prompt of {prompt_tokens} exceed the model's context of "
-                f"{self._context}"
+                f"{field}: is {requested}; the prompt is too long for it, because this model's maximum context length "
+                f"is {self._context} tokens and the prompt has {prompt_tokens}"
             )
             raise ApiError(400, message, param=field, code="context_length_exceeded")
         if requested is not None and most and requested > most:

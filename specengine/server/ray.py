@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field, TypeAdapter
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from starlette.types import ASGIApp
 
 from specengine.server.app import make_app
 from specengine.server.engine_pool import EnginePool
-from specengine.server.limits import LimitsMiddleware
 from specengine.server.settings import Settings, derive_settings
 from specengine.tensor_parallel.loading import load_model
 
@@ -64,7 +64,7 @@ def app(arguments: dict[str, Any]) -> Application:
             )
             self._pool = EnginePool(model, settings)
 
-        def __serve_build_asgi_app__(self) -> LimitsMiddleware:
+        def __serve_build_asgi_app__(self) -> ASGIApp:
             return make_app(self._pool, settings)
 
         def check_health(self) -> None:

@@ -99,12 +99,13 @@ def count_usage(outputs: Sequence[GenerationOutput], samples: int) -> dict[str, 
     prompts = outputs[::samples]
     prompt_tokens = sum(len(output.prompt_token_ids) for output in prompts)
     completion_tokens = sum(len(output.token_ids) for output in outputs)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(output.stats.prefix_hit_tokens for output in prompts)},
-    }
+    cached = {"cached_tokens": sum(output.stats.prefix_hit_tokens for output in prompts)}
+    return {**count_tokens(prompt_tokens, completion_tokens), "prompt_tokens_details": cached}
+
+
+def count_tokens(prompt: int, completion: int) -> dict[str, Any]:
+    """Returns the usage of a text."""
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def drafting_stats(

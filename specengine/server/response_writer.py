@@ -10,7 +10,7 @@ from specengine.server.chat.parsed_answer import ParsedAnswer
 from specengine.server.errors import ApiError
 from specengine.server.plain_answer import AnswerPart, AnswerWriter, Logprobs, PlainAnswer
 from specengine.server.prepared_request import PreparedRequest
-from specengine.server.response_format import count_usage, drafting_stats, make_choice
+from specengine.server.response_format import count_tokens, count_usage, drafting_stats, make_choice
 from specengine.server.token_attribution import Delta, TokenAttribution
 from specengine.tokenizer import Tokenizer
 from specengine.types import GenerationOutput, StreamEvent
@@ -56,11 +56,15 @@ class ResponseWriter:
         """Yields the chunks of a stream.  first: the event that the caller has taken from `events`."""
         options = self._body.stream_options
         reports_usage = bool(options and options.include_usage)
-        more = {"usage": None} if reports_usage else {}
+        counts_all = bool(reports_usage and options and options.continuous_usage_stats)
+        num_tokens = [0] * len(self._attributions)
         outputs: dict[int, GenerationOutput] = {}
 
         def chunk(choice: dict[str, Any]) -> dict[str, Any]:
-            return self._envelope.wrap(self._format.chunk_name, [choice], **more)
+            index = choice["index"]
+            prompt = self._request.prompts[index // self._samples]
+            more = {"usage": count_tokens(len(prompt), num_tokens[index]) if counts_all else None}
+            return self._envelope.wrap(self._format.chunk_name, [choice], **(more if reports_usage else {}))
 
         for index, answer in enumerate(self._answers):
             if answer.opening is not None:
@@ -68,6 +72,7 @@ class ResponseWriter:
         try:
             event: StreamEvent | None = first
             while event is not None:
+                num_tokens[event.index] += len(event.token_ids)
                 delta = self._attributions[event.index].add(event)
                 for choice in self._delta_choices(delta):
                     yield chunk(choice)

@@ -8,16 +8,22 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import Field, model_validator
 
 from specengine.server.body import Body, Unsupported
-from specengine.server.fields import Count, LogitBias, Penalty, Prompts, Stop, make_error
+from specengine.server.fields import Count, Integer, LogitBias, Penalty, Prompts, Stop, make_error
 from specengine.types import SamplingParams
 
 T = TypeVar("T")
 
+_NO_BEAMS = "this server samples"
+GREEDY = 1e-4  # the reciprocal of a lower temperature overflows float32
+
 
 class StreamOptions(Body):
-    include_usage: bool | None = None
+    """include_usage: a last chunk has the usage.  continuous_usage_stats: then all others have it, as in vLLM."""
 
-    unsupported: ClassVar[Unsupported] = {"include_obfuscation": ("streams are not padded", False)}
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})  # this server has none to hide
 
 
 class Speculation(Body):
@@ -29,7 +35,7 @@ class Speculation(Body):
 
     drafter: str | None = None
     rule: str | None = None
-    max_nodes: Annotated[int | None, Field(ge=2, le=4096)] = None
+    max_nodes: Annotated[Integer | None, Field(ge=2, le=4096)] = None
     off: bool = False
     stats: bool = False
     tokens: bool = False
@@ -52,22 +58,44 @@ class GenerationRequest(Body):
     frequency_penalty: Penalty = None
     logit_bias: LogitBias = None
     max_tokens: Count = None
-    n: Annotated[int | None, Field(ge=1, le=128)] = None
+    n: Annotated[Integer | None, Field(ge=1, le=128)] = None
     presence_penalty: Penalty = None
-    seed: Annotated[int | None, Field(ge=0, lt=2**62)] = None
+    seed: Annotated[Integer | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: Stop = ()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Field(ge=0, le=2)] = None
     top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    user: str | None = None
 
-    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    top_k: Annotated[Integer | None, Field(ge=-1, le=2**31 - 1)] = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[float | None, Field(ge=1e-3, le=1e3)] = None
     ignore_eos: bool | None = None
     speculation: Speculation = Speculation()
 
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {
+            "cache_prompt",
+            "metadata",
+            "prediction",
+            "priority",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "request_id",
+            "safety_identifier",
+            "service_tier",
+            "session_id",
+            "store",
+            "user",
+        }
+    )
+    unsupported: ClassVar[Unsupported] = {
+        "bad_words": ("logit_bias excludes tokens", []),
+        "include_stop_str_in_output": ("a stop string is not part of the text", False),
+        "length_penalty": (_NO_BEAMS, 1.0, 1),
+        "use_beam_search": (_NO_BEAMS, False),
+    }
     prompt_field: ClassVar[str]
     default_max_tokens: ClassVar[int | None] = None  # None: the rest of the context
 
@@ -109,10 +137,11 @@ class GenerationRequest(Body):
 
     def make_params(self, max_new_tokens: int, **more: Any) -> SamplingParams:
         """Makes the engine's parameters. Raises ValueError naming a parameter that the engine does not accept."""
+        temperature = _or_default(self.temperature, 1.0)
         return SamplingParams(
             max_new_tokens=max_new_tokens,
-            temperature=_or_default(self.temperature, 1.0),
-            top_k=_or_default(self.top_k, 0),
+            temperature=0.0 if temperature < GREEDY else temperature,
+            top_k=max(_or_default(self.top_k, 0), 0),
             # 0 keeps only the most likely token, as does the smallest top_p that the engine accepts.
             top_p=max(_or_default(self.top_p, 1.0), 1e-6),
             min_p=_or_default(self.min_p, 0.0),
@@ -120,7 +149,7 @@ class GenerationRequest(Body):
             presence_penalty=_or_default(self.presence_penalty, 0.0),
             frequency_penalty=_or_default(self.frequency_penalty, 0.0),
             logit_bias=self.logit_bias,
-            seed=secrets.randbits(53) if self.seed is None else self.seed,
+            seed=self._make_seed(),
             stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
             logprobs=0 if self.num_top_logprobs is None else max(1, self.num_top_logprobs),
@@ -129,13 +158,19 @@ class GenerationRequest(Body):
             **more,
         )
 
+    def _make_seed(self) -> int:
+        """Returns the seed of the first sample. The engine has none below zero."""
+        seed = secrets.randbits(53) if self.seed is None else self.seed
+        return min(seed if seed >= 0 else ~seed, 2**63 - self.samples)
+
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
-    logprobs: Annotated[int | None, Field(ge=0, le=5)] = None
-    best_of: Annotated[int | None, Field(ge=1, le=128)] = None
+    logprobs: Annotated[Integer | None, Field(ge=0, le=5)] = None
+    best_of: Annotated[Integer | None, Field(ge=1, le=128)] = None
 
     unsupported: ClassVar[Unsupported] = {
+        **GenerationRequest.unsupported,
         "echo": ("this server does not repeat the prompt", False),
         "suffix": ("the model continues texts and does not fill gaps", ""),
     }

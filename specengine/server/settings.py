@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +31,12 @@ class Settings:
     api_key: required in requests for /v1 and /metrics; "" requires none.
     hosts: accepted host names beside the addresses of this machine. If empty, a server accepts any name, unless it
       listens on a loopback address.
+    allowed_origins: origins of pages that browsers let use this server, such as https://app.example; `*`: all.
+    ignore_unknown_fields: drops fields of a request that the API does not have; otherwise they are an error.
     max_body_bytes: size limit of a request's body.
     max_prompt_tokens, max_new_tokens: token limits of a prompt and of a text; 0: the model's context.
-    max_streams: requests that run at a time.  max_waiting: texts in the queue of an engine.
+    max_streams: requests that run at a time.  max_waiting: texts that wait for a place in the
+      batch of an engine.
     max_engines: pairs of a drafter and a rule that stay loaded.
     tool_dialect: a name of DIALECTS; `auto` reads it from the chat template.
     reasoning: a name of REASONING, `none`, or `auto`, which reads it from the chat template.
@@ -48,6 +52,8 @@ class Settings:
     port: int = 8000
     api_key: str = field(default="", repr=False)
     hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    ignore_unknown_fields: bool = False
     max_batch_size: int = 16
     prefix_cache_mib: int = 256
     max_body_bytes: int = 1 << 20
@@ -74,6 +80,9 @@ class Settings:
         for name, known in (("tool_dialect", ("auto", *DIALECTS)), ("reasoning", ("auto", "none", *REASONING))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for origin in self.allowed_origins:
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin, re.IGNORECASE):
+                raise ValueError(f"allowed_origins: expected * or SCHEME://HOST[:PORT] without a path, got {origin!r}")
         for rule in self.rules:
             parse_rule(rule)
         for drafter in self.drafters:

@@ -39,7 +39,8 @@ def write_tools_as_text(
             else:
                 written.append({"role": "user", "content": result})
         else:
-            written.append({"role": role, "content": _content(message)})
+            name = {"name": message["name"]} if "name" in message else {}
+            written.append({"role": role, "content": _content(message), **name})
         previous = role
     if not tools:
         return written

@@ -234,6 +234,23 @@ def test_threads_with_the_plain_engine_and_two_event_loops_run_beside_each_other
     assert found == dict.fromkeys(range(4), expected)
 
 
+def test_requests_with_a_place_in_the_batch_do_not_count_as_waiting():
+    engine, gate = gated(max_batch_size=6)
+
+    async def main() -> None:
+        async with AsyncEngine(engine, max_waiting=1) as serving:
+            first = asyncio.create_task(serving.generate([5], GREEDY))
+            await gate.reached()
+            others = [asyncio.create_task(serving.generate([6 + i], GREEDY)) for i in range(6)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="room for 1 requests: 1 are waiting, 1 more"):
+                await serving.generate([20], GREEDY)
+            gate.open()
+            await asyncio.gather(first, *others)
+
+    run(main())
+
+
 def test_a_full_queue_refuses_and_has_room_again_later():
     engine, gate = gated(max_batch_size=1)
 
@@ -259,20 +276,20 @@ def test_a_full_queue_refuses_and_has_room_again_later():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.generate([[3]] * 9), "prompts: 9 requests never fit into a queue of 8"),
+        (lambda s: s.generate([[3]] * 11), "prompts: 11 requests never fit into a batch of 2 and a queue of 8"),
         (lambda s: s.generate([3], deadline=0), "deadline: expected a positive number of seconds or None, got 0"),
         (lambda s: s.generate([3], deadline="soon"), "deadline: expected"),
         (lambda s: s.generate([]), None),
         (lambda s: s.generate([3], SamplingParams(stop="x")), "stop: this model has no tokenizer"),
         (lambda s: s.stream([3], deadline=-1), "deadline: expected"),
-        (lambda s: s.stream([[3]] * 5, SamplingParams(n=2)), "prompts: 10 requests never fit into a queue of 8"),
+        (lambda s: s.stream([[3]] * 6, SamplingParams(n=2)), "prompts: 12 requests never fit into a batch of 2"),
         (lambda s: AsyncEngine("smollm2-135m"), "engine: expected an Engine, got str"),
         (lambda s: AsyncEngine(s.engine, max_waiting=0), "max_waiting: expected a positive integer, got 0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(call, message):
     async def main() -> None:
-        async with AsyncEngine(tiny_engine(), max_waiting=8) as serving:
+        async with AsyncEngine(tiny_engine(max_batch_size=2), max_waiting=8) as serving:
             answer = call(serving)  # of a stream's arguments before anything is awaited
             await answer
 

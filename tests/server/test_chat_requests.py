@@ -11,6 +11,7 @@ from specengine.server.chat import constraint
 from specengine.server.chat.constraint import SCHEMA_FIELD
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.errors import ApiError
+from tests.server import tools
 from tests.server.tools import ASK, NOW, TOOL, model_of
 
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
@@ -119,7 +120,7 @@ def schema_format(schema: object, **more) -> dict:
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"tools": []}, "tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
@@ -237,3 +238,40 @@ def test_tools_of_an_unknown_dialect_are_refused(serve):
         client.chat.completions.create(**ASK, tools=[TOOL])
     assert refused.value.param == "tools"
     client.chat.completions.create(**ASK)
+
+
+NOW_CALL = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+NAMES = (
+    "{% for m in messages %}[{{ m.role }}{% if m.name %} {{ m.name }}{% endif %}]{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+def test_names_of_all_roles_reach_the_template(serve, monkeypatch):
+    monkeypatch.setitem(tools.TEMPLATES, "names", NAMES)
+    client, script = serve("names", "x")
+    roles = ("developer", "system", "user", "assistant")
+    messages = [{"role": role, "name": f"n-{role}", "content": role} for role in roles]
+    messages += [
+        {"role": "assistant", "content": None, "refusal": "I cannot.", "annotations": [{"type": "url_citation"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "refusal": None},
+        {"role": "assistant", "content": None, "tool_calls": [NOW_CALL | CACHED]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+        {"role": "tool", "tool_call_id": "1", "content": "one", "name": "clock"},
+    ]
+    client.chat.completions.create(**ASK | {"messages": messages[:6]})
+    assert script.prompts[0].endswith(
+        "[system n-developer]developer[system n-system]system[user n-user]user[assistant n-assistant]assistant"
+        "[assistant]I cannot.[assistant]No.[assistant]"
+    )
+    client.chat.completions.create(**ASK | {"messages": messages[2:]})
+    assert "[user n-user]user" in script.prompts[0]  # the template reads no tools: they are written as text
+    tool = TOOL | CACHED | {"function": TOOL["function"] | CACHED | {"strict": None}}
+    client, script = serve("hermes", "x")
+    client.chat.completions.create(**ASK, tools=[TOOL])
+    plain = script.prompts
+    client.chat.completions.create(**ASK, tools=[tool])
+    assert script.prompts == plain
+    client.chat.completions.create(**ASK | {"messages": messages[6:]}, tools=[TOOL])
+    assert script.prompts[0].endswith("[tool]noon(of now)[tool]one(of clock)[assistant]")

@@ -217,7 +217,7 @@ def test_a_full_queue_gets_503_and_loses_nothing_that_was_taken(slow):
 
 
 def test_a_request_larger_than_the_queue_is_its_own_fault():
-    with served(max_waiting=4) as address:
+    with served(max_waiting=2, max_batch_size=2) as address:
         error = problem(chat(address, ASK | {"n": 5}))
         assert error["param"] == "n" and "at most 4" in error["message"]
         assert len(chat(address, ASK | {"n": 4}).json()["choices"]) == 4

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from specengine.server.body import Body, Unsupported
 from specengine.server.chat.tools import ResponseFormat, Tool, ToolCall, ToolChoice
-from specengine.server.fields import Count, Text, make_error
+from specengine.server.fields import Count, Integer, Text, make_error
 from specengine.server.schema import GenerationRequest
 
 _FUNCTIONS = "tools replace functions"
 _TEXT = "this server reads and writes plain text"
-_STORE = "this server stores nothing"
 
 
 class Message(Body):
-    """A message. Only an assistant has calls and reasoning; only a tool has an id and a name."""
+    """A message. Only an assistant has calls, reasoning and a refusal; only a tool has an id."""
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Text | None = None
@@ -26,19 +26,19 @@ class Message(Body):
     reasoning: str | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    refusal: str | None = None
 
+    ignored: ClassVar[frozenset[str]] = frozenset({"annotations", "cache_control"})
     unsupported: ClassVar[Unsupported] = {
-        "annotations": (_TEXT, []),
         "audio": (_TEXT,),
         "function_call": (_FUNCTIONS,),
-        "refusal": (_TEXT,),
     }
     of_roles: ClassVar[dict[str, str]] = {
         "tool_calls": "assistant",
         "reasoning_content": "assistant",
         "reasoning": "assistant",
         "tool_call_id": "tool",
-        "name": "tool",
+        "refusal": "assistant",
     }
 
     @model_validator(mode="before")
@@ -55,7 +55,7 @@ class Message(Body):
                 raise make_error(f"{name}: is a field of the role {role!r}, this message has {self.role!r}")
         if self.role == "tool" and not self.tool_call_id:
             raise make_error("tool_call_id: is missing; a message of a tool answers a call")
-        if self.content is None and not (self.tool_calls or self.reasoning_content or self.reasoning):
+        if self.content is None and not (self.tool_calls or self.reasoning_content or self.reasoning or self.refusal):
             raise make_error("content: is missing")
         return self
 
@@ -63,24 +63,24 @@ class Message(Body):
     def template_message(self) -> dict[str, Any]:
         """The message as chat templates take it. Templates spell the reasoning in two ways, so both are given."""
         role = "system" if self.role == "developer" else self.role  # the API renamed `system` to `developer`
-        message: dict[str, Any] = {"role": role, "content": self.content or ""}
+        message: dict[str, Any] = {"role": role, "content": self.content or self.refusal or ""}
         if self.tool_calls:
             message["tool_calls"] = [call.template_call for call in self.tool_calls]
         if reasoning := self.reasoning_content or self.reasoning:
             message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if self.name:
+            message["name"] = self.name
         if self.role == "tool":
-            message |= {"tool_call_id": self.tool_call_id, "name": self.name}
+            message["tool_call_id"] = self.tool_call_id
         return message
 
 
 class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    top_logprobs: Annotated[Integer | None, Field(ge=0, le=20)] = None
     max_completion_tokens: Count = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    tools: Annotated[list[Tool], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
@@ -88,17 +88,12 @@ class ChatRequest(GenerationRequest):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     unsupported: ClassVar[Unsupported] = {
+        **GenerationRequest.unsupported,
         "audio": (_TEXT,),
         "function_call": (_FUNCTIONS, "none"),
-        "functions": (_FUNCTIONS,),
-        "metadata": (_STORE,),
+        "functions": (_FUNCTIONS, []),
         "modalities": (_TEXT, ["text"]),
         "moderation": ("this server does not moderate texts",),
-        "prediction": ("speculation.drafter chooses the drafter",),
-        "prompt_cache_options": (_STORE,),
-        "prompt_cache_retention": (_STORE, "in_memory"),
-        "service_tier": ("all requests have the same priority", "auto", "default"),
-        "store": (_STORE, False),
         "verbosity": ("ask the model for it in the prompt", "medium"),
         "web_search_options": ("this server searches nothing",),
     }
@@ -120,16 +115,20 @@ class ChatRequest(GenerationRequest):
         return self
 
     def _check_tools(self) -> None:
-        names = [tool.function.name for tool in self.tools or ()]
-        for number, name in enumerate(names):
-            if name in names[:number]:
+        names: dict[str, None] = {}
+        for number, tool in enumerate(self.tools or ()):
+            name = tool.function.name
+            if name in names:
                 raise make_error(f"tools[{number}].function.name: {name!r} is the name of two tools")
-        if not names and self.tool_choice not in (None, "none"):
+            names[name] = None
+        without = (None, "none") if self.tools is None else (None, "none", "auto")
+        if not names and self.tool_choice not in without:
             raise make_error("tool_choice: needs tools")
-        if not names and self.parallel_tool_calls:
+        if self.tools is None and self.parallel_tool_calls:
             raise make_error("parallel_tool_calls: needs tools")
         if isinstance(self.tool_choice, tuple) and self.tool_choice[0] not in names:
-            raise make_error(f"tool_choice: expected one of {', '.join(names)}, got {self.tool_choice[0][:100]!r}")
+            known = ", ".join(islice(names, 20))
+            raise make_error(f"tool_choice: expected a tool's name such as {known}, got {self.tool_choice[0][:100]!r}")
 
     def _check_answered_calls(self) -> None:
         """Raises an error for the answer of a tool that no assistant has called. Gives answers their tool's name."""

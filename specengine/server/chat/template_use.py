@@ -87,7 +87,7 @@ class TemplateUse:
             return {"reasoning_effort": effort}
         if effort == "none" and "enable_thinking" in self._reads:
             return {"enable_thinking": False}
-        if effort == "none" and self._reasoning is None:
+        if self._reasoning is None and "enable_thinking" not in self._reads:  # the model does not reason
             return {}
         message = f"reasoning_effort: the model's chat template does not know {effort!r}"
         raise ApiError(400, message, param="reasoning_effort")

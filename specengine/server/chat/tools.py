@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from specengine.server.body import Body, Unsupported
-from specengine.server.fields import make_error
+from specengine.server.fields import Integer, make_error
 
 # OpenAI's own limit. Names stand unquoted in some dialects, so other characters could end them.
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -20,10 +20,14 @@ class Function(Body):
     parameters: dict[str, Any] = Field(default_factory=dict)
     strict: bool = False
 
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+
 
 class Tool(Body):
     type: Literal["function"]
     function: Function
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     @property
     def template_tool(self) -> dict[str, Any]:
@@ -55,7 +59,9 @@ class ToolCall(Body):
     id: Annotated[str, Field(min_length=1)]
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: int | None = None
+    index: Integer | None = None
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
     @property
     def template_call(self) -> dict[str, Any]:
