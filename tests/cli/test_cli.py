@@ -340,9 +340,9 @@ def test_chat_keeps_what_was_said_before_ctrl_c(chat_model, capsys):
 # ---- models
 
 
-@pytest.mark.parametrize("arguments", [("models",), ("generate", "--help")])
+@pytest.mark.parametrize("arguments", [("specengine", "models"), ("specengine.cli", "generate", "--help")])
 def test_a_reader_that_stops_reading_hears_no_complaint(arguments):
-    command = [sys.executable, "-m", "specengine.cli.main", *arguments]
+    command = [sys.executable, "-m", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""

@@ -25,6 +25,10 @@ from tests.server.servers import chat_folder
         (["--max-streams", "0"], "max_streams: expected"),
         (["--deadline", "-5"], "deadline: expected"),
         (["--api-key", "a b"], "api_key: expected printable"),
+        (["--allowed-origins", "https://app.example/"], "allowed_origins: expected * or SCHEME://HOST[:PORT] without"),
+        (["--allowed-origins", "app.example"], "allowed_origins: expected"),
+        (["--allowed-origins", '["*"'], "is not a JSON list"),
+        (["--allowed-origins", "[5]"], "allowed_origins: expected"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(options, message):
@@ -52,13 +56,16 @@ def test_options_reach_the_server(monkeypatch):
     served = []
     monkeypatch.setattr(command, "serve", lambda *arguments: served.append(arguments))
     options = ["--name", "mine", "--rule", "typical:epsilon=0.1", "--allow-drafter", "suffix", "--allow-host", "here"]
+    pages = ["--allowed-origins", "http://a", "--allowed-origins", '["https://b:1", "*"]', "--ignore-unknown-fields"]
     more = ["--drafter", "none", "--dtype", "int8", "--tensor-parallel", "2", "--drain", "7"]
-    assert run("--port", "0", *options, *more, SPECENGINE_API_KEY="from-the-environment").exit_code == 0
+    assert run("--port", "0", *options, *more, *pages, SPECENGINE_API_KEY="from-the-environment").exit_code == 0
     settings = Settings(
         name="mine",
         drafters=("none", "suffix", "prompt_lookup"),
         rules=("typical:epsilon=0.1", "match", "rejection", "traversal"),
         hosts=("here",),
+        allowed_origins=("http://a", "https://b:1", "*"),
+        ignore_unknown_fields=True,
         api_key="from-the-environment",
         port=0,
         drain=7.0,

@@ -12,7 +12,7 @@ from specengine.server.schema import Speculation
 from specengine.server.settings import Settings
 from specengine.types import GenerationOutput
 from tests.engines import tiny_model
-from tests.server.servers import ASK, LONG, SETTINGS, chat, chat_model, problem, served, streaming, total
+from tests.server.servers import ASK, LONG, SETTINGS, chat, chat_model, metrics, problem, served, streaming, total
 
 PARAMS = SamplingParams(max_new_tokens=12)
 DEFAULT = EngineKey("prompt_lookup,adaptive=false", "match")
@@ -97,6 +97,21 @@ def test_the_engine_that_nobody_used_for_longest_makes_room_and_the_default_one_
                 pass
 
     asyncio.run(main())
+
+
+def test_one_place_serves_every_drafter_of_the_list_in_turn():
+    with served(max_engines=1) as address:
+        for speculation in (
+            *({"drafter": drafter} for drafter in SETTINGS["drafters"]),
+            {"off": True},
+            {},
+            {"max_nodes": 4},
+        ):
+            response = chat(address, ASK | {"seed": 3, "speculation": speculation | {"stats": True}})
+            assert response.status_code == 200, response.text
+            drafter = response.json()["choices"][0]["speculation"]["stats"]["drafter"]
+            assert drafter.startswith(speculation.get("drafter", "none" if "off" in speculation else DEFAULT.drafter))
+        assert len(metrics(address)["specengine_requests_running"].samples) == 1
 
 
 def test_many_that_ask_at_once_get_one_engine():

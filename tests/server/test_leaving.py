@@ -1,10 +1,12 @@
 """Clients that disconnect, texts that reach the deadline, servers that shut down."""
 
 import concurrent.futures
+import contextlib
 import json
 import signal
 import socket
 import threading
+import time
 from urllib.parse import urlsplit
 
 import httpx
@@ -138,9 +140,11 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new
             httpx.get(f"{address}/health")
 
 
-def test_what_takes_longer_than_the_drain_is_dropped(slow):
+def test_what_takes_longer_than_the_drain_is_dropped_without_a_traceback(slow, caplog):
+    """A stream, a whole answer, and a stream whose client does not read."""
     heard: list[str] = []
     begun = threading.Event()
+    whole = LONG | {"stream": False}
 
     def listen(address: str) -> None:
         with httpx.stream("POST", f"{address}/v1/chat/completions", json=LONG, timeout=30) as response:
@@ -151,9 +155,20 @@ def test_what_takes_longer_than_the_drain_is_dropped(slow):
             except httpx.RemoteProtocolError:
                 heard.append("cut")
 
-    with served(drain=1.0) as address:
+    with contextlib.ExitStack() as clients, served(drain=0.5) as address:
         thread = threading.Thread(target=listen, args=(address,))
         thread.start()
         assert begun.wait(30)
+        host = urlsplit(address)
+        for body in (whole, LONG | {"n": 100, "speculation": {"tokens": True}}):
+            deaf = clients.enter_context(socket.create_connection((host.hostname, host.port)))
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            text = json.dumps(body).encode()
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            deaf.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+        until(lambda: total(address, "http_requests_running") == 3)
+        began = time.monotonic()
+    assert time.monotonic() - began < 10
     thread.join(30)
     assert not thread.is_alive() and heard[-1] == "cut"
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname == "ERROR"]
