@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +94,8 @@ class RequestPreparer:
             prompts = [encode_prompt(each, tokenizer, config, arguments) for each in raw]
         except ValueError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
-            message = re.sub("^prompt: ", f"{field}: ", str(error))
+            # The message begins with `prompt`, or with the template's file, which is none of the client's business.
+            message = f"{field}: {str(error).partition(': ')[2]}"
             raise ApiError(400, message, param=field, code=code) from error
         most = self._settings.max_prompt_tokens
         longest = max(map(len, prompts))
