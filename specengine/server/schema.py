@@ -92,8 +92,12 @@ class GenerationRequest(Body):
     )
     unsupported: ClassVar[Unsupported] = {
         "bad_words": ("logit_bias excludes tokens", []),
+        "echo": ("this server does not repeat the prompt", False),
         "include_stop_str_in_output": ("a stop string is not part of the text", False),
-        "length_penalty": (_NO_BEAMS, 1.0, 1),
+        "length_penalty": (_NO_BEAMS, 1, 1.0),
+        "repeat_penalty": ("its name is repetition_penalty", 1, 1.0),
+        "return_token_ids": ("answers have no token ids", False),
+        "return_tokens_as_token_ids": ("answers have no token ids", False),
         "use_beam_search": (_NO_BEAMS, False),
     }
     prompt_field: ClassVar[str]
@@ -171,7 +175,6 @@ class CompletionRequest(GenerationRequest):
 
     unsupported: ClassVar[Unsupported] = {
         **GenerationRequest.unsupported,
-        "echo": ("this server does not repeat the prompt", False),
         "suffix": ("the model continues texts and does not fill gaps", ""),
     }
     prompt_field: ClassVar[str] = "prompt"

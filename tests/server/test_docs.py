@@ -6,8 +6,9 @@ import pytest
 import typer
 
 from specengine.cli import main as cli
-from specengine.server.chat.schema import ChatRequest
-from specengine.server.schema import CompletionRequest, Speculation
+from specengine.server.chat.schema import ChatRequest, Message
+from specengine.server.chat.tools import Function, Tool, ToolCall
+from specengine.server.schema import CompletionRequest, Speculation, StreamOptions
 from specengine.tensor_parallel.loading import load_model
 from specengine.tool_calls.dialects import DIALECTS
 from tests.docs.pages import ROOT, Page
@@ -62,6 +63,14 @@ def test_the_table_of_refused_fields_is_the_schemas():
         for row in rows("field")
     }
     assert told == {name: list(neutral) for name, (_, *neutral) in refused.items()} and list(told) == sorted(told)
+
+
+def test_the_table_of_accepted_fields_is_the_schemas():
+    kinds = {"request": ChatRequest, "message": Message, "tool": Tool, "function": Function, "call": ToolCall}
+    kinds["`stream_options`"] = StreamOptions
+    told = {name: {row[0].strip("`") for row in rows("accepted field") if name in row[1]} for name in kinds}
+    assert told == {name: kind.ignored for name, kind in kinds.items()}
+    assert CompletionRequest.ignored == ChatRequest.ignored
 
 
 def test_the_table_of_speculation_is_the_schemas():
