@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from specengine.engine.cycle import Cycle
+from specengine.server.command import open_listener
+from tests.server import servers
 from tests.server.servers import LONG, chat, chat_folder, command, metrics, served, settled, streaming, total, until
 
 
@@ -140,11 +142,19 @@ def test_a_server_that_is_told_to_end_finishes_what_it_has_and_takes_nothing_new
             httpx.get(f"{address}/health")
 
 
-def test_what_takes_longer_than_the_drain_is_dropped_without_a_traceback(slow, caplog):
+def test_what_takes_longer_than_the_drain_is_dropped_without_a_traceback(slow, caplog, monkeypatch):
     """A stream, a whole answer, and a stream whose client does not read."""
     heard: list[str] = []
     begun = threading.Event()
     whole = LONG | {"stream": False}
+
+    @contextlib.contextmanager
+    def small_buffers(*address):
+        with open_listener(*address) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its connections inherit it
+            yield listener
+
+    monkeypatch.setattr(servers, "open_listener", small_buffers)
 
     def listen(address: str) -> None:
         with httpx.stream("POST", f"{address}/v1/chat/completions", json=LONG, timeout=30) as response:
@@ -161,8 +171,9 @@ def test_what_takes_longer_than_the_drain_is_dropped_without_a_traceback(slow, c
         assert begun.wait(30)
         host = urlsplit(address)
         for body in (whole, LONG | {"n": 100, "speculation": {"tokens": True}}):
-            deaf = clients.enter_context(socket.create_connection((host.hostname, host.port)))
+            deaf = clients.enter_context(socket.socket())
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect((host.hostname, host.port))
             text = json.dumps(body).encode()
             head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             deaf.sendall(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
