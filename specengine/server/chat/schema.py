@@ -90,7 +90,7 @@ class ChatRequest(GenerationRequest):
     unsupported: ClassVar[Unsupported] = {
         **GenerationRequest.unsupported,
         "audio": (_TEXT,),
-        "function_call": (_FUNCTIONS, "none"),
+        "function_call": (_FUNCTIONS, "none", "auto"),
         "functions": (_FUNCTIONS, []),
         "modalities": (_TEXT, ["text"]),
         "moderation": ("this server does not moderate texts",),
