@@ -34,6 +34,8 @@ class Connection(H11Protocol):
 
     def cut(self) -> None:
         """Ends the connection and its request, as if the client had gone."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # it writes nothing more
         if self.transport.get_write_buffer_size():  # the client does not read
             self.transport.abort()
         else:

@@ -157,12 +157,12 @@ def test_what_takes_longer_than_the_drain_is_dropped_without_a_traceback(slow, c
     monkeypatch.setattr(servers, "open_listener", small_buffers)
 
     def listen(address: str) -> None:
-        with httpx.stream("POST", f"{address}/v1/chat/completions", json=LONG, timeout=30) as response:
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=LONG | {"n": 60}, timeout=30) as response:
             try:
                 for line in response.iter_lines():
                     begun.set()
                     heard.append(line)
-            except httpx.RemoteProtocolError:
+            except httpx.TransportError:
                 heard.append("cut")
 
     with contextlib.ExitStack() as clients, served(drain=0.5) as address:
@@ -182,4 +182,4 @@ def test_what_takes_longer_than_the_drain_is_dropped_without_a_traceback(slow, c
     assert time.monotonic() - began < 10
     thread.join(30)
     assert not thread.is_alive() and heard[-1] == "cut"
-    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname == "ERROR"]
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
