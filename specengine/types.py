@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -44,7 +44,8 @@ class SamplingParams:
     logit_bias: token id -> finite number added to its score.
     seed: fixes the text at temperature > 0. Under the rule `match` the seed alone does; under other rules the text
       depends on the drafts too.
-    stop: strings that end the text and are not part of it.  ignore_eos: continues past the end-of-text token.
+    stop: strings that end the text and are not part of it, or a function that makes the StopSearch of a text.
+    ignore_eos: continues past the end-of-text token.
     skip_special_tokens: leaves special tokens out of the text. Tokens that end a text are never part of it.
     logprobs: number of most likely tokens reported per position, by the model's unprocessed distribution; 0 is off.
     n: samples per prompt; sample i uses seed + i.
@@ -69,7 +70,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
     seed: int = 0
-    stop: str | Sequence[str] = ()
+    stop: str | Sequence[str] | Callable[[], Any] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int = 0
@@ -117,6 +118,8 @@ class SamplingParams:
         return bool(self.temperature or self.logprobs or self.logit_bias or penalties)
 
     def _check_stop(self) -> None:
+        if callable(self.stop):
+            return
         several = self.stop is None or isinstance(self.stop, list | tuple)
         stops = tuple(self.stop or ()) if several else (self.stop,)
         for text in stops:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from specengine.tokenizer import Detokenizer, StopStrings, Tokenizer
+from specengine.tokenizer import Detokenizer, StopSearch, StopStrings, Tokenizer
 
 # A leading space, or the rest of a character, depends on how the prompt ends.
 PROMPT_TAIL = 4
@@ -14,6 +14,7 @@ class OutputText:
     """Turns the output tokens of one request into text, and finds its stop strings.
 
     tokenizer: None leaves the text empty.  prompt: the token ids that the text continues.
+    stop: strings, or what makes their search.
     hidden: ids without text where special tokens are not skipped: those that end a text.
     """
 
@@ -21,7 +22,7 @@ class OutputText:
         self,
         tokenizer: Tokenizer | None,
         prompt: Sequence[int],
-        stop: Sequence[str],
+        stop: Sequence[str] | Callable[[], StopSearch],
         skip_special_tokens: bool = True,
         hidden: Collection[int] = (),
     ) -> None:
@@ -31,7 +32,7 @@ class OutputText:
         )
         if self._detokenizer:
             self._detokenizer.feed(list(prompt[-PROMPT_TAIL:]))
-        self._stops = StopStrings(stop) if stop else None
+        self._stops: StopSearch | None = stop() if callable(stop) else StopStrings(stop) if stop else None
         self._pieces: list[str] = []
         self._undecoded: list[int] = []
 

@@ -77,7 +77,7 @@ class Request:
         self.text = OutputText(
             self.tokenizer,
             self.tokens,
-            tuple(self.params.stop),
+            self.params.stop,
             self.params.skip_special_tokens,
             self.eos_token_ids,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from specengine.engine.prompts import encode_prompt
@@ -17,6 +18,7 @@ from specengine.server.response_format import CHAT, COMPLETION, Envelope
 from specengine.server.schema import GenerationRequest
 from specengine.server.settings import Settings
 from specengine.tool_calls.answer_parser import AnswerFormat
+from specengine.tool_calls.content_stops import ContentStops
 from specengine.types import PromptTooLong, SamplingParams
 
 
@@ -66,8 +68,10 @@ class RequestPreparer:
         prompts = self._encode_prompts(body, [self._template.messages(body)], arguments)
         answer = self._template.answer_format(body, prompts[0])
         constraint = make_constraint(body, answer, self._template.tag_tokens)
-        shows_special = self._template.reads_special_tokens(answer)
-        return prompts, answer, {**constraint, "skip_special_tokens": not shows_special}
+        more: dict[str, Any] = {**constraint, "skip_special_tokens": not self._template.reads_special_tokens(answer)}
+        if body.stop and not answer.is_plain:
+            more["stop"] = partial(ContentStops, answer, body.stop)
+        return prompts, answer, more
 
     def check_model(self, name: str) -> None:
         """Raises ApiError unless this server has the model, or an adapter of this name."""

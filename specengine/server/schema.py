@@ -154,12 +154,11 @@ class GenerationRequest(Body):
             frequency_penalty=_or_default(self.frequency_penalty, 0.0),
             logit_bias=self.logit_bias,
             seed=self._make_seed(),
-            stop=self.stop,
             ignore_eos=bool(self.ignore_eos),
             logprobs=0 if self.num_top_logprobs is None else max(1, self.num_top_logprobs),
             n=self.samples,
             trace=self.speculation.tokens,
-            **more,
+            **{"stop": self.stop, **more},
         )
 
     def _make_seed(self) -> int:

@@ -2,7 +2,7 @@
 
 from specengine.tokenizer.chat_template import ChatTemplate
 from specengine.tokenizer.detokenizer import Detokenizer
-from specengine.tokenizer.stop_strings import StopStrings
+from specengine.tokenizer.stop_strings import StopSearch, StopStrings
 from specengine.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "Detokenizer", "StopStrings", "Tokenizer"]
+__all__ = ["ChatTemplate", "Detokenizer", "StopSearch", "StopStrings", "Tokenizer"]

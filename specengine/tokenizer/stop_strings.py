@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+
+class StopSearch(Protocol):
+    """Finds the end of one text."""
+
+    @property
+    def matched(self) -> str | None:
+        """Returns what was found, or None."""
+
+    def feed(self, piece: str) -> tuple[str, bool]:
+        """Takes the next piece. Returns the text that surely stays, and whether the text ends there."""
+
+    def finish(self) -> str:
+        """Ends the text and returns the part that was held back and stays."""
 
 
 class StopStrings:

@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
-from specengine.tool_calls.dialects import Dialect
-from specengine.tool_calls.events import Content, Event, Parsing, Reasoning, ToolStart
+from specengine.tool_calls.answer_events import parse_answer
+from specengine.tool_calls.answer_format import AnswerFormat
+from specengine.tool_calls.events import Content, Event, Reasoning, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_pieces import SPACES
-from specengine.tool_calls.reasoning import ReasoningTags
+
+__all__ = ["AnswerFormat", "AnswerParser"]
 
 Piece = Content | Reasoning
-
-
-@dataclass(frozen=True)
-class AnswerFormat:
-    """What an answer may hold.
-
-    dialect: None finds no calls.  tools: the JSON schema of each function's parameters, by name.
-    reasoning: None finds no reasoning.  opened: the prompt has opened the reasoning.
-    """
-
-    dialect: Dialect | None = None
-    tools: Mapping[str, Any] = field(default_factory=dict)
-    reasoning: ReasoningTags | None = None
-    opened: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the whole text is content."""
-        return self.dialect is None and self.reasoning is None
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The texts that the parser must see, which may be special tokens."""
-        own = self.dialect.markers if self.dialect else ()
-        return (*own, self.reasoning.open, self.reasoning.close) if self.reasoning else own
 
 
 class AnswerParser:
     """Parses one answer. The joined events depend on the text alone, not on the pieces in which it arrives.
 
     Space around reasoning and calls is dropped; between two texts, the space before the first call that has some stays.
-    A call that the end of the text cuts keeps incomplete arguments.
+    Arguments are valid JSON. A call that the end of a cut text cuts keeps incomplete ones.
     """
 
     def __init__(self, answer: AnswerFormat) -> None:
         self._text = GrowingText()
-        self._parsing = _parse_answer(self._text, answer)
+        self._parsing = parse_answer(self._text, answer)
         self._content = _Trimmed()
         self._reasoning = _Trimmed(strip=True)
         self._num_calls = 0
@@ -59,21 +35,19 @@ class AnswerParser:
         """The number of calls so far."""
         return self._num_calls
 
-    @property
-    def position(self) -> int:
-        """The characters whose events are known."""
-        return self._text.position
-
     def feed(self, piece: str) -> list[Event]:
         """Takes the next piece and returns all events that are certain now."""
         self._text.feed(piece)
         return [*self._drain()]
 
-    def finish(self) -> list[Event]:
-        """Ends the text and returns the remaining events."""
-        self._text.end()
+    def finish(self, complete: bool = False) -> list[Event]:
+        """Ends the text and returns the remaining events.
+
+        complete: the model ended the text, so the arguments of a call that it left open are closed.
+        """
+        self._text.end(complete)
         events = [*self._drain()]
-        return events if self._num_calls else [*events, *self._content.rest()]
+        return events if self._num_calls or self._content.is_split else [*events, *self._content.rest()]
 
     def _drain(self) -> Iterable[Event]:
         for event in self._parsing:
@@ -83,6 +57,7 @@ class AnswerParser:
                 yield from self._content.add(event)
             elif isinstance(event, Reasoning):
                 self._content.strip = True
+                self._content.close()
                 yield from self._reasoning.add(event)
             else:
                 if isinstance(event, ToolStart):
@@ -93,17 +68,22 @@ class AnswerParser:
 
 
 class _Trimmed:
-    """Holds back space until other text follows it.  strip: drops the space before the first text."""
+    """Holds back space until other text follows it.
+
+    strip: drops the space before the first text.  is_split: something stands between two texts, or behind the last.
+    """
 
     def __init__(self, strip: bool = False) -> None:
         self.strip = strip
+        self.is_split = False
         self._begun = False
         self._closed = False  # no more space is held
         self._held: list[Piece] = []
 
     def close(self) -> None:
-        """Drops space up to the next text, if some is held."""
+        """Says that something else follows. Drops space up to the next text, if some is held."""
         self._closed = bool(self._held)
+        self.is_split = self.is_split or self._begun
 
     def add(self, piece: Piece) -> Iterable[Piece]:
         """Takes a piece and yields the pieces that are certain now."""
@@ -124,52 +104,3 @@ class _Trimmed:
     def rest(self) -> list[Piece]:
         """Returns the space at the end."""
         return self._held
-
-
-def _parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
-    dialect = answer.dialect
-    if answer.reasoning:
-        yield from _parse_reasoning(text, answer, answer.reasoning)
-    if dialect is None:
-        yield from text.stream_until((), Content)
-        return
-    if dialect.bare:
-        yield from _try_call(text, answer, "", strict=True)
-    while tag := (yield from text.stream_until(dialect.openers, Content)):
-        at = text.position - len(tag)
-        if not (yield from _try_call(text, answer, tag, strict=False)):
-            yield Content(tag, at)
-
-
-def _parse_reasoning(text: GrowingText, answer: AnswerFormat, tags: ReasoningTags) -> Parsing[None]:
-    """Reads the reasoning, if there is any, and its closing tag.
-
-    Qwen3.5 may call a tool without a closing tag. So a call to one of the request's tools ends the reasoning too.
-    """
-    start = text.keep()
-    yield from text.skip(SPACES)
-    tagged = yield from text.accept(tags.open)
-    if not tagged:
-        text.rewind(start)
-    text.release()
-    if not tagged and not answer.opened:
-        return
-    openers = answer.dialect.openers if answer.dialect else ()
-    while tag := (yield from text.stream_until((tags.close, *openers), Reasoning)):
-        if tag == tags.close:
-            return
-        at = text.position - len(tag)
-        if (yield from _try_call(text, answer, tag, strict=True)):
-            return
-        yield Reasoning(tag, at)
-
-
-def _try_call(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) -> Parsing[bool]:
-    """Reads the calls behind a tag. Where none begins, reads nothing and returns False."""
-    assert answer.dialect is not None
-    start = text.keep()
-    found = yield from answer.dialect.parse_call(text, tag, answer.tools, strict)
-    if not found:
-        text.rewind(start)
-    text.release()
-    return found

@@ -42,6 +42,7 @@ class Dialect:
 
     openers: the tags that begin a call; grammars use the first.  markers: all texts that may be special tokens.
     write_calls: writes the grammar of the text behind an opening tag.
+    closers: the tags that end calls and parts of them.
     bare: an answer may also begin with a call without a tag, and grammars have none.
     parallel: templates accept several calls in a message.  make_id: makes the id of a call.
     """
@@ -51,18 +52,27 @@ class Dialect:
     markers: tuple[str, ...]
     parse_call: ParseCall
     write_calls: Callable[[LarkWriter, Sequence[FunctionSchema]], CallGrammar]
+    closers: tuple[str, ...] = ()
     bare: bool = False
     parallel: bool = True
     make_id: Callable[[], str] = _call_id
 
 
-HERMES = Dialect("hermes", (hermes.OPEN,), (hermes.OPEN, hermes.CLOSE), hermes.parse_call, hermes.write_calls)
+HERMES = Dialect(
+    "hermes",
+    (hermes.OPEN,),
+    (hermes.OPEN, hermes.CLOSE),
+    hermes.parse_call,
+    hermes.write_calls,
+    closers=(hermes.CLOSE,),
+)
 QWEN_XML = Dialect(
     "qwen-xml",
     (qwen_xml.OPEN, qwen_xml.FUNCTION),
     (qwen_xml.OPEN, qwen_xml.CLOSE),
     qwen_xml.parse_call,
     qwen_xml.write_calls,
+    closers=qwen_xml.CLOSERS,
 )
 LLAMA_JSON = Dialect(
     "llama-json",

@@ -42,7 +42,7 @@ def write_grammar(answer: AnswerFormat, enforced: Enforced, tokens: Mapping[str,
 def _write_reasoning(writer: LarkWriter, answer: AnswerFormat) -> str:
     """Returns an expression for the reasoning with its closing tag. Without an opened tag the model may skip it.
 
-    Calls in the reasoning would end it for the parser, so it holds no opening tags.
+    A call in reasoning that the end of the text cuts would count for the parser, so it holds no opening tags.
     """
     tags = answer.reasoning
     if tags is None:

@@ -20,22 +20,38 @@ class GrowingText:
         self._dropped = 0  # characters before _text[0]
         self._kept: list[int] = []  # positions to which rewind() may return
         self._ended = False
+        self._complete = False
 
     @property
     def position(self) -> int:
         """The number of characters that were read."""
         return self._dropped + self._at
 
+    @property
+    def decided(self) -> int:
+        """The number of characters that were read and will not be read again."""
+        return min(self.position, *self._kept) if self._kept else self.position
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the text has ended, but not by its writer."""
+        return self._ended and not self._complete
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether everything was read of a text that was cut."""
+        return self.was_cut and self._at == len(self._text)
+
     def feed(self, piece: str) -> None:
         """Adds text at the end."""
-        start = min(self.position, *self._kept) - self._dropped if self._kept else self._at
+        start = self.decided - self._dropped
         self._text = self._text[start:] + piece
         self._at -= start
         self._dropped += start
 
-    def end(self) -> None:
-        """Says that no more text follows."""
-        self._ended = True
+    def end(self, complete: bool = False) -> None:
+        """Says that no more text follows.  complete: because its writer ended it."""
+        self._ended, self._complete = True, complete
 
     def keep(self) -> int:
         """Returns the position, and keeps the text behind it for rewind() until release()."""
@@ -50,6 +66,20 @@ class GrowingText:
         """Ends the last keep()."""
         self._kept.pop()
 
+    def attempt(self, parsing: Parsing[bool]) -> Parsing[bool]:
+        """Runs a parser. Where it returns False, which it may do before its first event only, nothing is read."""
+        start = self.keep()
+        found = False
+        for event in parsing:
+            if event is not None and not found:
+                found = True
+                self.release()
+            yield event
+        if not found:
+            self.rewind(start)
+            self.release()
+        return found
+
     def next_char(self) -> Parsing[str]:
         """Returns the next character without reading it, or the empty string at the end."""
         while self._at == len(self._text) and not self._ended:
@@ -59,7 +89,7 @@ class GrowingText:
     def skip(self, characters: str) -> Parsing[None]:
         """Reads all next characters that are among these."""
         while (char := (yield from self.next_char())) and char in characters:
-            self._at += 1
+            self.read_run_of(characters)
 
     def accept(self, tag: str) -> Parsing[bool]:
         """Reads a tag, and returns whether the text continues with it."""
@@ -82,9 +112,17 @@ class GrowingText:
 
     def read_run(self, stops: str) -> str:
         """Reads the characters that have arrived, up to the first of `stops`. Does not wait."""
-        end = next((i for i in range(self._at, len(self._text)) if self._text[i] in stops), len(self._text))
+        return self._read_to(next((i for i in range(self._at, len(self._text)) if self._text[i] in stops), None))
+
+    def read_run_of(self, characters: str) -> str:
+        """Reads the characters that have arrived and are among these. Does not wait."""
+        return self._read_to(
+            next((i for i in range(self._at, len(self._text)) if self._text[i] not in characters), None)
+        )
+
+    def _read_to(self, end: int | None) -> str:
         run = self._text[self._at : end]
-        self._at = end
+        self._at += len(run)
         return run
 
     def take_until(self, stops: str) -> Parsing[str]:
@@ -94,10 +132,19 @@ class GrowingText:
             pieces.append(self.read_run(stops))
         return "".join(pieces)
 
-    def stream_until(self, tags: Sequence[str], make: MakeEvent) -> Parsing[str]:
+    def look_for(self, tags: Sequence[str]) -> Parsing[str]:
+        """Returns the first of the tags that follows, without reading it, or "" if none does before the end."""
+        start = self.keep()
+        found = yield from self.stream_until(tags, lambda piece, at: None)
+        self.rewind(start)
+        self.release()
+        return found
+
+    def stream_until(self, tags: Sequence[str], make: MakeEvent, drop_cut: bool = False) -> Parsing[str]:
         """Yields the text before the first of the tags, as events. Returns that tag, or "" at the end.
 
         make: makes an event of a piece and its position, or returns None for no event.
+        drop_cut: reads the beginning of a tag at the end of the text without an event.
         The tag is read too. No tag may begin with another one.
         """
         while True:
@@ -117,7 +164,7 @@ class GrowingText:
                 if held:
                     piece, start = self._text[self._at :], self.position
                     self._at = len(self._text)
-                    if event := make(piece, start):
+                    if not drop_cut and (event := make(piece, start)):
                         yield event
                 return ""
             yield None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema, json_calls
 from specengine.tool_calls.events import Parsing
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_call import parse_json_calls
-from specengine.tool_calls.json_pieces import SPACES
 from specengine.tool_calls.lark_writer import LarkWriter
+from specengine.tool_calls.several_calls import parse_more, skip_closers
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -20,25 +21,8 @@ def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bo
     names = tools if strict else None
     if not (yield from parse_json_calls(text, names)):
         return False
-    yield from text.skip(SPACES + ",")
-    while (yield from text.next_char()) == "{":  # several calls between two tags
-        start = text.keep()
-        another = yield from parse_json_calls(text, names)
-        if not another:
-            text.rewind(start)
-        text.release()
-        if not another:
-            break
-        yield from text.skip(SPACES + ",")
-    while (yield from text.accept_cut(CLOSE)):  # models may close a call twice
-        start = text.keep()
-        yield from text.skip(SPACES)
-        again = (yield from text.next_char()) == "<"
-        if not again:
-            text.rewind(start)
-        text.release()
-        if not again:
-            break
+    yield from parse_more(text, partial(parse_json_calls, text, names))
+    yield from skip_closers(text, (CLOSE,))  # models may close a call twice
     return True
 
 

@@ -6,16 +6,19 @@ from collections.abc import Container
 
 from specengine.tool_calls.events import Arguments, Parsing, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
-from specengine.tool_calls.json_pieces import SPACES, as_object, read_string, read_value, stream_arguments
+from specengine.tool_calls.json_arguments import as_object, stream_arguments
+from specengine.tool_calls.json_pieces import SPACES, read_string, read_value
 
 _ARGUMENTS = ("arguments", "parameters")  # Llama-3 says parameters
+_AFTER_JUNK = ("}", "{", "[", "<", ";")  # what may follow in place of a key
 
 
 def parse_json_call(text: GrowingText, names: Container[str] | None = None) -> Parsing[bool]:
     """Reads a call and yields its events. Returns False, without an event, if there is none.
 
     names: the names that a call may have; None allows any.
-    The order of the keys does not matter. A call that began ends where its JSON does, valid or not.
+    The order of the keys does not matter. A call that began ends where its JSON does, valid or not. Its arguments are
+    valid.
     """
     yield from text.skip(SPACES)
     if not (yield from text.accept("{")):
@@ -42,13 +45,14 @@ def parse_json_call(text: GrowingText, names: Container[str] | None = None) -> P
         elif key in _ARGUMENTS and early is None:
             early = as_object((yield from read_value(text)))
         elif key is None or (name is None and key not in ("id", "type")):
-            char = yield from text.next_char()  # none where the end of the text cuts the key
+            if name is not None and (yield from text.look_for(_AFTER_JUNK)) in ("}", ""):
+                yield from text.take_until("}")
             break
         else:
             yield from read_value(text)
     if name is None:
         return False
-    if char and not delivered:
+    if not delivered and not text.is_cut:
         yield Arguments("{}")
     # A model may close too many brackets, or separate calls by commas.
     yield from text.skip(SPACES + "}")

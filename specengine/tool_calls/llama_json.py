@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema, json_calls
 from specengine.tool_calls.events import Parsing
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_call import parse_json_call
-from specengine.tool_calls.json_pieces import SPACES
 from specengine.tool_calls.lark_writer import LarkWriter
+from specengine.tool_calls.several_calls import parse_more
 
 OPEN = "<|python_tag|>"
 
 
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
-    """Reads calls that semicolons separate. Without a tag only the name tells a call from an answer in JSON."""
+    """Reads the calls in a row. Without a tag only the name tells a call from an answer in JSON."""
     if not (yield from parse_json_call(text, tools)):
         return False
-    while (yield from text.accept(";")):
-        start = text.keep()
-        another = yield from parse_json_call(text, tools)
-        if not another:
-            text.rewind(start)
-        text.release()
-        if not another:
-            break
-        yield from text.skip(SPACES)
+    yield from parse_more(text, partial(parse_json_call, text, tools))
+    yield from text.accept(";")
     return True
 
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema, json_calls
 from specengine.tool_calls.events import Parsing, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
+from specengine.tool_calls.json_arguments import stream_arguments
 from specengine.tool_calls.json_call import parse_json_calls
-from specengine.tool_calls.json_pieces import SPACES, stream_arguments
+from specengine.tool_calls.json_pieces import SPACES
 from specengine.tool_calls.lark_writer import LarkWriter, either, quote
+from specengine.tool_calls.several_calls import parse_more
 
 OPEN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
     """Reads the calls behind one tag. See Dialect.parse_call."""
-    names = tools if strict else None
+    if not (yield from _parse_calls(text, tools if strict else None)):
+        return False
+    yield from parse_more(text, partial(_parse_calls, text, tools))  # text may follow too
+    return True
+
+
+def _parse_calls(text: GrowingText, names: Mapping[str, Any] | None) -> Parsing[bool]:
     yield from text.skip(SPACES)
     if (yield from text.next_char()) in ("[", "{"):
         return (yield from parse_json_calls(text, names))
-    return (yield from _parse_named_call(text, names))
-
-
-def _parse_named_call(text: GrowingText, names: Mapping[str, Any] | None) -> Parsing[bool]:
     name = (yield from text.take_until("[{<" + SPACES)).strip()
     if not name or (names is not None and name not in names):
         return False
@@ -36,6 +41,7 @@ def _parse_named_call(text: GrowingText, names: Mapping[str, Any] | None) -> Par
         return False
     yield ToolStart(name)
     yield from stream_arguments(text)
+    yield from text.skip("}")  # as in a call that is an object
     return True
 
 

@@ -12,43 +12,71 @@ from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_pieces import SPACES
 from specengine.tool_calls.lark_writer import LarkWriter, either, quote
 from specengine.tool_calls.parameter_types import allowed_values, is_text, parameter_types, typed_value
+from specengine.tool_calls.several_calls import skip_closers
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
+CLOSERS = (CLOSE, END_FUNCTION, END_PARAMETER)
+_VALUE_ENDS = tuple(space + tag for tag in (OPEN, PARAMETER, *CLOSERS) for space in ("\n", ""))
+_AROUND_NAMES = SPACES + "\"'"
 
 
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
-    """Reads one call behind <tool_call>, or behind <function= where a model forgets the outer tag."""
+    """Reads one call behind <tool_call>, or behind <function= where a model forgets the outer tag.
+
+    Of a malformed call it keeps every parameter that has a name.
+    """
     if tag == OPEN:
         yield from text.skip(SPACES)
         if not (yield from text.accept(FUNCTION)):
             return False
-    name = yield from text.take_until("<>\n")
-    if not name or not (yield from text.accept(">")) or ((strict or tag == FUNCTION) and name not in tools):
+    name, closed = yield from _read_name(text)
+    if not name or (name not in tools and (strict or tag == FUNCTION or not closed)):
+        return False
+    if tag == FUNCTION and not (yield from _follows(text, (PARAMETER, END_FUNCTION, ""))):
         return False
     yield ToolStart(name)
     yield from _parse_parameters(text, tools.get(name))
-    yield from text.skip(SPACES)
-    yield from text.accept(CLOSE)
+    yield from skip_closers(text, CLOSERS)
     return True
+
+
+def _read_name(text: GrowingText) -> Parsing[tuple[str, bool]]:
+    """Reads the name in a tag, and returns it and whether the tag is closed. A name that the end cuts is none."""
+    name = yield from text.take_until("<>\n")
+    closed = yield from text.accept(">")
+    whole = closed or (yield from text.next_char())
+    return name.strip(_AROUND_NAMES) if whole else "", closed
 
 
 def _parse_parameters(text: GrowingText, schema: Any) -> Parsing[None]:
     opening = "{"
-    while True:
-        yield from text.skip(SPACES)
-        if not (yield from text.accept(PARAMETER)):
-            break
-        key = yield from text.take_until("<>\n")
-        if not (yield from text.accept(">")):
-            break
-        yield Arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
-        opening = ", "
-        yield from _parse_value(text, schema, key)
-    closed = yield from text.accept(END_FUNCTION)
-    if closed or (yield from text.next_char()):  # a call that the token limit cuts keeps incomplete arguments
+    while (tag := (yield from _next_tag(text))) in (PARAMETER, END_PARAMETER):
+        if tag == PARAMETER:
+            key, closed = yield from _read_name(text)
+            if key and closed:
+                yield Arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+                opening = ", "
+                yield from _parse_value(text, schema, key)
+    if tag or not text.is_cut:
         yield Arguments("{}" if opening == "{" else "}")
+
+
+def _next_tag(text: GrowingText) -> Parsing[str]:
+    """Reads the next tag of this call and the text before it. Returns "" where the call has none, and reads nothing."""
+    pieces: list[str] = []
+    start = text.keep()
+    tag = yield from text.stream_until(
+        (OPEN, FUNCTION, PARAMETER, *CLOSERS), lambda piece, _: pieces.append(piece), True
+    )
+    if tag in (OPEN, FUNCTION) or (not tag and "".join(pieces).strip()):
+        text.rewind(start)
+        tag = ""
+    text.release()
+    if tag == END_FUNCTION and (yield from _follows(text, (PARAMETER,))):  # it was closed too early
+        return END_PARAMETER
+    return tag
 
 
 def _parse_value(text: GrowingText, schema: Any, key: str) -> Parsing[None]:
@@ -56,19 +84,18 @@ def _parse_value(text: GrowingText, schema: Any, key: str) -> Parsing[None]:
     yield from text.accept("\n")
     if is_text(schema, key):
         yield Arguments('"')
-        ended = yield from _stream_value(text, None)
-        if ended:
+        if (yield from _stream_value(text, schema, None)):
             yield Arguments('"')
         return
     pieces: list[str] = []
-    if (yield from _stream_value(text, pieces)):
+    if (yield from _stream_value(text, schema, pieces)):
         yield Arguments(typed_value(schema, key, "".join(pieces)))
 
 
-def _stream_value(text: GrowingText, pieces: list[str] | None) -> Parsing[bool]:
-    """Reads a value and its closing tag. Returns whether the tag came.
+def _stream_value(text: GrowingText, schema: Any, pieces: list[str] | None) -> Parsing[bool]:
+    """Reads a value and its closing tag; another tag that ends it stays. Returns whether it is complete.
 
-    A closing tag counts only if the call goes on or ends behind it. Others are part of the value.
+    A tag that does not end the value is part of it.  pieces: takes the text; None: it is yielded.
     """
 
     def escaped(piece: str, _: int = 0) -> Arguments | None:
@@ -77,24 +104,52 @@ def _stream_value(text: GrowingText, pieces: list[str] | None) -> Parsing[bool]:
         pieces.append(piece)
         return None
 
-    while tag := (yield from text.stream_until(("\n" + END_PARAMETER, END_PARAMETER), escaped)):
+    while tag := (yield from text.stream_until(_VALUE_ENDS, escaped, drop_cut=True)):
+        text.rewind(text.position - len(tag))
         start = text.keep()
-        ends = yield from _call_goes_on(text)
-        text.rewind(start)
+        yield from text.accept(tag)
+        read = text.position
+        ends = yield from _ends_value(text, tag.strip(), schema)
+        text.rewind(start if ends and tag.strip() != END_PARAMETER else read)
         text.release()
         if ends:
             return True
         if event := escaped(tag):
             yield event
-    return False
+    return not text.is_cut
 
 
-def _call_goes_on(text: GrowingText) -> Parsing[bool]:
+def _ends_value(text: GrowingText, tag: str, schema: Any) -> Parsing[bool]:
+    """Returns whether a tag that was read ends the value before it. Reads on, for the caller to return."""
+    if tag == END_PARAMETER and (yield from _follows(text, (OPEN, FUNCTION, PARAMETER, *CLOSERS, ""))):
+        return True
+    if tag == PARAMETER:
+        key, closed = yield from _read_name(text)
+        known = schema.get("properties") if isinstance(schema, dict) else None
+        return bool(key and closed and (not isinstance(known, dict) or not known or key in known))
+    if tag == OPEN:
+        return (yield from _follows(text, (FUNCTION,)))
+    if tag == END_FUNCTION and (yield from _follows(text, (CLOSE, ""))):
+        return True
+    if tag != END_PARAMETER:
+        return (yield from text.look_for((END_PARAMETER, OPEN, FUNCTION))) != END_PARAMETER
+    found = yield from text.look_for((END_PARAMETER, OPEN, FUNCTION, PARAMETER))
+    if not found and text.was_cut:
+        found = (yield from text.look_for((END_FUNCTION, CLOSE))) or END_PARAMETER
+    return found != END_PARAMETER
+
+
+def _follows(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:
+    """Returns whether one of the tags follows, behind space.  "": the end of the text, which may cut a tag."""
+    start = text.keep()
     yield from text.skip(SPACES)
-    for tag in (PARAMETER, END_FUNCTION, CLOSE):
-        if (yield from text.accept(tag)):
-            return True
-    return not (yield from text.next_char())
+    found = False
+    for tag in filter(None, tags):
+        found = found or (yield from text.accept_cut(tag))
+    found = found or ("" in tags and not (yield from text.next_char()))
+    text.rewind(start)
+    text.release()
+    return found
 
 
 def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:

@@ -139,11 +139,7 @@ def schema_format(schema: object, **more) -> dict:
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         (
-            {
-                "messages": [
-                    {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "{"}}]}
-                ]
-            },
+            {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": 5}}]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type"),

@@ -136,9 +136,9 @@ def test_reasoning_is_split_where_the_template_opens_it_or_the_model_does(serve)
 
 def test_thinking_can_be_turned_off(serve):
     for more in ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}):
-        client, script = serve("thinking", "Then </think>.")
+        client, script = serve("thinking", "Then.</think>")
         (choice,), _ = both(client, extra_body=more)
-        assert choice.message.content == "Then </think>." and "reasoning" not in choice.message.model_extra
+        assert choice.message.content == "Then." and "reasoning" not in choice.message.model_extra
         assert script.prompts[0].endswith("<think>\n\n</think>\n\n")
 
 
@@ -164,11 +164,106 @@ def test_a_call_that_the_token_limit_cuts_has_incomplete_arguments(serve):
     assert choice.message.tool_calls[0].function.arguments == '{"city": "Pa'
 
 
-def test_a_stop_string_within_a_call_ends_it(serve):
-    client, _ = serve("hermes", "Yes." + SAID["hermes"])
-    (choice,), _ = both(client, tools=[TOOL], stop=["aris"])
-    assert choice.message.content == "Yes." and choice.finish_reason == "tool_calls"
-    assert choice.message.tool_calls[0].function.arguments == '{"city": "P'
+DRAFT = "So: " + SAID["hermes"]
+
+# What the model says behind its template's <think>, stop strings, and the reasoning and content of the answer.
+STOPS = [
+    ("one two</think>three four", ["two"], "one two", "three four"),
+    ("one two</think>three two four", ["two"], "one two", "three "),
+    ("one</think>two", ["</", "k>", "<"], "one", "two"),
+    ("one\n\n</think>\n\ntwo\n\nthree", ["\n\n"], "one", "two"),
+    ("one</think>a<think>two</think>b two c", ["two", "k"], "onetwo", "ab"),
+    (DRAFT + "</think>a Paris b", ["Paris"], DRAFT, "a "),
+    ("one</think>a <tool_ b", ["ol_ b"], "one", "a <to"),
+]
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.full), pytest.param(90, marks=pytest.mark.full)])
+def test_stop_strings_are_searched_in_the_content_alone(serve, size):
+    for said, stops, reasoning, content in STOPS:
+        client, _ = serve("thinking", said, sizes=(size,))
+        (choice,), (own,) = both(client, tools=[TOOL], stop=stops, logprobs=True)
+        assert (choice.message.reasoning, choice.message.content) == (reasoning, content), said
+        assert choice.finish_reason == "stop" and choice.message.tool_calls is None
+        for entries in (choice.logprobs.content, own["logprobs"]):
+            assert bytes(byte for entry in entries for byte in entry.bytes).decode() == content
+
+
+def test_a_stop_string_in_the_content_ends_the_generation(serve):
+    """A token is a byte, but each tag is one token; the stop string's last byte is the last token."""
+    for said in ("two</think>one two", "two</think>" + SAID["hermes"] + "one two"):
+        client, _ = serve("thinking", said + " and more")
+        whole = client.chat.completions.create(
+            **ASK, tools=[TOOL], stop=["two"], extra_body={"speculation": {"tokens": True}}
+        )
+        tags = sum(len(tag) - 1 for tag in ("</think>", "<tool_call>", "</tool_call>") if tag in said)
+        assert whole.usage.completion_tokens == len(said) - tags
+        assert "".join(token["text"] for token in whole.choices[0].speculation["tokens"]) == said.removesuffix("two")
+
+
+def test_a_stop_string_never_cuts_a_call(serve):
+    for name, text in SAID.items():
+        client, _ = serve(name, "Yes." * (name != "llama-json") + text + " no.")
+        (choice,), _ = both(client, tools=[TOOL], stop=["aris", "[", "<", "no."])
+        assert choice.message.content == ("Yes." if name != "llama-json" else None), name
+        assert choice.finish_reason == "tool_calls"
+        assert json.loads(choice.message.tool_calls[0].function.arguments) == CALLED
+
+
+def test_a_call_that_the_model_leaves_open_is_closed(serve):
+    for name, text in SAID.items():
+        client, _ = serve(name, text[: text.index("Paris") + 5])
+        (choice,), _ = both(client, tools=[TOOL])
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+
+def test_a_call_in_the_reasoning_counts_only_if_the_reasoning_never_ends(serve):
+    for said, reasoning, content, calls in (
+        (DRAFT + "</think>\n\nok", DRAFT, "ok", 0),
+        (DRAFT + " but no.\n</think>\n\nNo.", DRAFT + " but no.", "No.", 0),
+        (DRAFT, "So:", None, 1),
+        (DRAFT + "</think>a" + SAID["hermes"], DRAFT, "a", 1),
+        ("Hm.</think>a<think>c</think></think>b", "Hm.c", "ab", 0),
+    ):
+        client, _ = serve("thinking", said, sizes=(4,))
+        (choice,), _ = both(client, tools=[TOOL])
+        assert (choice.message.reasoning, choice.message.content) == (reasoning, content), said
+        assert len(choice.message.tool_calls or ()) == calls
+
+
+def test_json_of_a_schema_keeps_tags_of_reasoning(serve):
+    answer = '{"a": "<think>b</think>"}'
+    client, _ = serve("thinking", "Hm.</think>" + answer)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    (choice,), _ = both(client, response_format=schema)
+    assert (choice.message.reasoning, choice.message.content) == ("Hm.", answer)
+
+
+@pytest.mark.parametrize("name", ["hermes", "plain"])
+def test_earlier_calls_may_have_any_arguments(serve, name):
+    for arguments, expected in (
+        ('{"city": "Pa', {"city": "Pa"}),
+        ('{"city": "Pa\nris"}', {"city": "Pa\nris"}),
+        ({"city": "Pa"}, {"city": "Pa"}),
+        ("", {}),
+        (None, {}),
+        ("null", {}),
+        ("oops", {"arguments": "oops"}),
+        ('["Pa"]', {"arguments": '["Pa"]'}),
+        ('{"city": ' + "[" * 2000, {"arguments": '{"city": ' + "[" * 2000}),
+    ):
+        for content in ([], None, ""):
+            call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            messages = [
+                *ASK["messages"],
+                {"role": "assistant", "content": content, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": "x"},
+            ]
+            client, script = serve(name, "ok")
+            client.chat.completions.create(**{**ASK, "max_tokens": 9, "messages": messages})
+            written = f"(called f in {expected.get('city', '')})" if name == "hermes" else json.dumps(expected)
+            assert written in script.prompts[0]
 
 
 def test_each_of_several_answers_has_its_own_calls(serve):

@@ -52,6 +52,22 @@ HARD = [
 ]
 
 
+# Pieces of broken answers.
+FRAGMENTS = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=search>", "</function>", "<parameter=city>"),
+    *("</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "search", "get_weather", '"name"'),
+    *('"arguments"', '"parameters"', ": ", ", ", "{", "}", "[", "]", '"', "\\", "\n", " ", "x", "1", "null", ";", "<"),
+    *(
+        '{"name": "search", "arguments": ',
+        '{"city": "a"}',
+        '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        "\u00e9\U0001f600",
+        "<function=",
+        "<param",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Answer:
     """A text and what a parser must find in it."""
@@ -73,9 +89,9 @@ class Parsed:
     offsets: list[int]
 
 
-def parse(answer: AnswerFormat, pieces: list[str]) -> Parsed:
+def parse(answer: AnswerFormat, pieces: list[str], complete: bool = False) -> Parsed:
     parser = AnswerParser(answer)
-    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish(complete)
     parsed = Parsed("", "", [], [])
     for event in events:
         if isinstance(event, Content):
@@ -94,6 +110,25 @@ def parse(answer: AnswerFormat, pieces: list[str]) -> Parsed:
 
 def meaning(parsed: Parsed) -> tuple[str, str, list[tuple[str, object]]]:
     return parsed.content, parsed.reasoning, [(name, json.loads(arguments)) for name, arguments in parsed.calls]
+
+
+def cuts(text: str, rng: random.Random) -> list[list[str]]:
+    """All single cuts, every character by itself, and random cuts."""
+    found = [[text[:at], text[at:]] for at in range(len(text) + 1)]
+    found.append([*text])
+    for _ in range(10):
+        places = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.randint(2, 12))))
+        found.append([text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)])
+    return found
+
+
+def check(answer: Answer, complete: bool = False) -> None:
+    """Parses every cut of an answer. Events may come in other pieces, but never joined to another result."""
+    whole = parse(answer.format, [answer.text], complete)
+    assert meaning(whole) == (answer.content, answer.reasoning, answer.calls), answer.text
+    assert "".join(answer.text[at] for at in whole.offsets) == whole.content
+    for pieces in cuts(answer.text, random.Random(0)):
+        assert parse(answer.format, pieces, complete) == whole, pieces
 
 
 def random_arguments(rng: random.Random, dialect: Dialect) -> dict[str, object]:

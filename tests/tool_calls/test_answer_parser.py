@@ -9,29 +9,10 @@ from specengine.tool_calls.answer_parser import AnswerFormat, AnswerParser
 from specengine.tool_calls.dialects import DIALECTS, HERMES, LLAMA_JSON, MISTRAL, MISTRAL_ARGS, QWEN_XML
 from specengine.tool_calls.events import Arguments
 from specengine.tool_calls.reasoning import THINK
-from tests.tool_calls.recorded import SCHEMA, TOOLS, Answer, meaning, parse, random_answer
+from tests.tool_calls.recorded import FRAGMENTS, SCHEMA, TOOLS, Answer, check, cuts, meaning, parse, random_answer
 
 CALL = ("get_weather", {"city": "Paris"})
 JSON_CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
-
-
-def cuts(text: str, rng: random.Random) -> list[list[str]]:
-    """All single cuts, every character by itself, and random cuts."""
-    found = [[text[:at], text[at:]] for at in range(len(text) + 1)]
-    found.append([*text])
-    for _ in range(10):
-        places = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.randint(2, 12))))
-        found.append([text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)])
-    return found
-
-
-def check(answer: Answer) -> None:
-    """Parses every cut of an answer. Events may come in other pieces, but never joined to another result."""
-    whole = parse(answer.format, [answer.text])
-    assert meaning(whole) == (answer.content, answer.reasoning, answer.calls), answer.text
-    assert "".join(answer.text[at] for at in whole.offsets) == whole.content
-    for pieces in cuts(answer.text, random.Random(0)):
-        assert parse(answer.format, pieces) == whole, pieces
 
 
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(30, 200), marks=pytest.mark.full)], ids=["30", "200"])
@@ -262,14 +243,6 @@ def test_a_parser_that_reads_deltas_alone_would_fail():
     assert sum(len(parse(answer.format, [half]).calls) for half in halves) != len(answer.calls) or any(
         parse(answer.format, [half]).content for half in halves
     )
-
-
-FRAGMENTS = [
-    *("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=search>", "</function>", "<parameter=city>"),
-    *("</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "search", "get_weather", '"name"'),
-    *('"arguments"', '"parameters"', ": ", ", ", "{", "}", "[", "]", '"', "\\", "\n", " ", "x", "1", "null", ";", "<"),
-    *('{"name": "search", "arguments": ', '{"city": "a"}', JSON_CALL, "\u00e9\U0001f600", "<function=", "<param"),
-]
 
 
 @pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 5000), marks=pytest.mark.full)], ids=str)

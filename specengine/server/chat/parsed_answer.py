@@ -38,7 +38,7 @@ class ParsedAnswer:
         self._undecided += delta.logprobs
         events = self._parser.feed(delta.text)
         if delta.output is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(complete=delta.output.finish_reason == "stop")
         return [part for kind, own in groupby(events, type) for part in self._write(kind, [*own])]
 
     def _write(self, kind: type[Event], events: list[Any]) -> Iterable[AnswerPart]:

@@ -46,6 +46,8 @@ class Message(Body):
     def _check_role(cls, message: Any) -> Any:
         if isinstance(message, dict) and message.get("role") == "function":
             raise make_error(f"role 'function' is not supported: {_FUNCTIONS}")
+        if isinstance(message, dict) and message.get("role") == "assistant" and message.get("content") == []:
+            return {**message, "content": None}  # clients send it beside calls
         return message
 
     @model_validator(mode="after")
@@ -168,4 +170,4 @@ class ChatRequest(GenerationRequest):
 
     @property
     def prompts(self) -> list[Any]:
-        return [[message.template_message for message in self.messages]]
+        return [self.messages]

@@ -73,6 +73,7 @@ class TemplateUse:
             tools={tool.function.name: tool.function.parameters for tool in offered},
             reasoning=self._reasoning,
             opened=bool(self._reasoning and self._reasoning.opened_by(end)),
+            has_schema=bool(body.response_format and body.response_format.schema_of_answer is not None),
         )
 
     def reads_special_tokens(self, answer: AnswerFormat) -> bool:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from specengine.server.body import Body, Unsupported
 from specengine.server.fields import Integer, make_error
+from specengine.tool_calls.json_arguments import as_object
 
 # OpenAI's own limit. Names stand unquoted in some dialects, so other characters could end them.
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -38,19 +39,35 @@ class Tool(Body):
 
 
 def _parse_arguments(value: Any) -> Any:
-    """Returns the object that a string of JSON holds: templates take an object."""
+    """Returns the object that a string of JSON holds, and another string as it is."""
+    if not isinstance(value, str | dict):
+        raise make_error("expected a string that holds a JSON object, or an object")
     try:
-        parsed = json.loads(value or "{}") if isinstance(value, str) else None  # clients send "" for no arguments
+        parsed = json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         parsed = None
-    if not isinstance(parsed, dict):
-        raise make_error("expected a string that holds a JSON object")
-    return parsed
+    return parsed if isinstance(parsed, dict) else value
 
 
 class FunctionCall(Body):
+    """The function that an earlier answer called. The arguments are any text, because a call may have been cut."""
+
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(_parse_arguments)]
+    arguments: Annotated[dict[str, Any] | str, BeforeValidator(_parse_arguments)] = ""
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """The arguments as an object, which templates take. A call that was cut is closed.
+
+        Text that holds no object becomes the value of the key `arguments`.
+        """
+        if isinstance(self.arguments, dict):
+            return self.arguments
+        try:
+            parsed = json.loads(as_object(self.arguments.strip()))
+        except (ValueError, RecursionError):  # an integer of too many digits; brackets without end
+            parsed = None
+        return parsed if isinstance(parsed, dict) else {"arguments": self.arguments}
 
 
 class ToolCall(Body):
@@ -66,7 +83,7 @@ class ToolCall(Body):
     @property
     def template_call(self) -> dict[str, Any]:
         """The call as chat templates take it."""
-        function = {"name": self.function.name, "arguments": self.function.arguments}
+        function = {"name": self.function.name, "arguments": self.function.template_arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 

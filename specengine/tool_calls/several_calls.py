@@ -1,0 +1,39 @@
+"""What stands between the calls behind one tag, and behind the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from specengine.tool_calls.events import Parsing
+from specengine.tool_calls.growing_text import GrowingText
+from specengine.tool_calls.json_pieces import SPACES
+
+_SEPARATORS = SPACES + ",;"
+
+
+def parse_more(text: GrowingText, parse: Callable[[], Parsing[bool]]) -> Parsing[None]:
+    """Reads further calls, with separators between them or none.
+
+    parse: reads a call. Where none begins, it yields no event and returns False.
+    """
+
+    def parse_next() -> Parsing[bool]:
+        yield from text.skip(_SEPARATORS)
+        return (yield from parse())
+
+    while (yield from text.attempt(parse_next())):
+        pass
+
+
+def skip_closers(text: GrowingText, closers: Sequence[str]) -> Parsing[None]:
+    """Reads closing tags with space or separators before them. The end of the text may cut the last one."""
+    found = True
+    while found:
+        start = text.keep()
+        yield from text.skip(_SEPARATORS)
+        found = False
+        for tag in closers:
+            found = found or (yield from text.accept_cut(tag))
+        if not found and (yield from text.next_char()):
+            text.rewind(start)
+        text.release()
