@@ -22,7 +22,7 @@ def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bo
     if not (yield from parse_json_calls(text, names)):
         return False
     yield from parse_more(text, partial(parse_json_calls, text, names))
-    yield from skip_closers(text, (CLOSE,))  # models may close a call twice
+    yield from skip_closers(text, (CLOSE[:-1],))  # models may close a call twice
     return True
 
 

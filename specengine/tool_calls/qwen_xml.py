@@ -18,7 +18,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 CLOSERS = (CLOSE, END_FUNCTION, END_PARAMETER)
-_VALUE_ENDS = tuple(space + tag for tag in (OPEN, PARAMETER, *CLOSERS) for space in ("\n", ""))
+# Models forget the bracket of a tag.
+_OPEN_CLOSERS = _CLOSE, _END_FUNCTION, _END_PARAMETER = CLOSE[:-1], END_FUNCTION[:-1], END_PARAMETER[:-1]
+_VALUE_ENDS = tuple(space + tag for tag in (OPEN, PARAMETER, *_OPEN_CLOSERS) for space in ("\n", ""))
 _AROUND_NAMES = SPACES + "\"'"
 
 
@@ -34,11 +36,11 @@ def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bo
     name, closed = yield from _read_name(text)
     if not name or (name not in tools and (strict or tag == FUNCTION or not closed)):
         return False
-    if tag == FUNCTION and not (yield from _follows(text, (PARAMETER, END_FUNCTION, ""))):
+    if tag == FUNCTION and not (yield from _follows(text, (PARAMETER, _END_FUNCTION, ""))):
         return False
     yield ToolStart(name)
     yield from _parse_parameters(text, tools.get(name))
-    yield from skip_closers(text, CLOSERS)
+    yield from skip_closers(text, _OPEN_CLOSERS)
     return True
 
 
@@ -52,7 +54,7 @@ def _read_name(text: GrowingText) -> Parsing[tuple[str, bool]]:
 
 def _parse_parameters(text: GrowingText, schema: Any) -> Parsing[None]:
     opening = "{"
-    while (tag := (yield from _next_tag(text))) in (PARAMETER, END_PARAMETER):
+    while (tag := (yield from _next_tag(text))) in (PARAMETER, _END_PARAMETER):
         if tag == PARAMETER:
             key, closed = yield from _read_name(text)
             if key and closed:
@@ -68,14 +70,16 @@ def _next_tag(text: GrowingText) -> Parsing[str]:
     pieces: list[str] = []
     start = text.keep()
     tag = yield from text.stream_until(
-        (OPEN, FUNCTION, PARAMETER, *CLOSERS), lambda piece, _: pieces.append(piece), True
+        (OPEN, FUNCTION, PARAMETER, *_OPEN_CLOSERS), lambda piece, _: pieces.append(piece), True
     )
     if tag in (OPEN, FUNCTION) or (not tag and "".join(pieces).strip()):
         text.rewind(start)
         tag = ""
     text.release()
-    if tag == END_FUNCTION and (yield from _follows(text, (PARAMETER,))):  # it was closed too early
-        return END_PARAMETER
+    if tag in _OPEN_CLOSERS:
+        yield from text.accept(">")
+    if tag == _END_FUNCTION and (yield from _follows(text, (PARAMETER,))):  # it was closed too early
+        return _END_PARAMETER
     return tag
 
 
@@ -110,9 +114,10 @@ def _stream_value(text: GrowingText, schema: Any, pieces: list[str] | None) -> P
         yield from text.accept(tag)
         read = text.position
         ends = yield from _ends_value(text, tag.strip(), schema)
-        text.rewind(start if ends and tag.strip() != END_PARAMETER else read)
+        text.rewind(start if ends and tag.strip() != _END_PARAMETER else read)
         text.release()
         if ends:
+            yield from text.accept(">")
             return True
         if event := escaped(tag):
             yield event
@@ -121,7 +126,11 @@ def _stream_value(text: GrowingText, schema: Any, pieces: list[str] | None) -> P
 
 def _ends_value(text: GrowingText, tag: str, schema: Any) -> Parsing[bool]:
     """Returns whether a tag that was read ends the value before it. Reads on, for the caller to return."""
-    if tag == END_PARAMETER and (yield from _follows(text, (OPEN, FUNCTION, PARAMETER, *CLOSERS, ""))):
+    if tag in _OPEN_CLOSERS and not (yield from text.accept(">")):
+        char = yield from text.next_char()
+        if char and char not in SPACES + "<":
+            return False
+    if tag == _END_PARAMETER and (yield from _follows(text, (OPEN, FUNCTION, PARAMETER, *_OPEN_CLOSERS, ""))):
         return True
     if tag == PARAMETER:
         key, closed = yield from _read_name(text)
@@ -129,14 +138,14 @@ def _ends_value(text: GrowingText, tag: str, schema: Any) -> Parsing[bool]:
         return bool(key and closed and (not isinstance(known, dict) or not known or key in known))
     if tag == OPEN:
         return (yield from _follows(text, (FUNCTION,)))
-    if tag == END_FUNCTION and (yield from _follows(text, (CLOSE, ""))):
+    if tag == _END_FUNCTION and (yield from _follows(text, (_CLOSE, ""))):
         return True
-    if tag != END_PARAMETER:
-        return (yield from text.look_for((END_PARAMETER, OPEN, FUNCTION))) != END_PARAMETER
-    found = yield from text.look_for((END_PARAMETER, OPEN, FUNCTION, PARAMETER))
+    if tag != _END_PARAMETER:
+        return (yield from text.look_for((_END_PARAMETER, OPEN, FUNCTION))) != _END_PARAMETER
+    found = yield from text.look_for((_END_PARAMETER, OPEN, FUNCTION, PARAMETER))
     if not found and text.was_cut:
-        found = (yield from text.look_for((END_FUNCTION, CLOSE))) or END_PARAMETER
-    return found != END_PARAMETER
+        found = (yield from text.look_for((_END_FUNCTION, _CLOSE))) or _END_PARAMETER
+    return found != _END_PARAMETER
 
 
 def _follows(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:

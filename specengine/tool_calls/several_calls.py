@@ -26,7 +26,10 @@ def parse_more(text: GrowingText, parse: Callable[[], Parsing[bool]]) -> Parsing
 
 
 def skip_closers(text: GrowingText, closers: Sequence[str]) -> Parsing[None]:
-    """Reads closing tags with space or separators before them. The end of the text may cut the last one."""
+    """Reads closing tags, which may lack their bracket, and the space and separators before them.
+
+    closers: the tags without the bracket. The end of the text may cut the last one.
+    """
     found = True
     while found:
         start = text.keep()
@@ -34,6 +37,8 @@ def skip_closers(text: GrowingText, closers: Sequence[str]) -> Parsing[None]:
         found = False
         for tag in closers:
             found = found or (yield from text.accept_cut(tag))
-        if not found and (yield from text.next_char()):
+        if found:
+            yield from text.accept(">")
+        elif (yield from text.next_char()):
             text.rewind(start)
         text.release()

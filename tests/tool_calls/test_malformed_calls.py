@@ -18,6 +18,7 @@ BOTH = {"text": "hello", "day": 3}
 # What stands between <function=note> and </function>, and the arguments of the call.
 PARAMETERS = {
     "a name without its bracket": (f"<parameter=text\nhello\n</parameter>\n{DAY}", {"day": 3}),
+    "a word like an end": ("<parameter=text>\n</parameters>\n</parameter>", {"text": "</parameters>"}),
     "a name without its bracket, alone": ("<parameter=text\nhello\n</parameter>", {}),
     "a name that another tag cuts": (f"<parameter=text{DAY}", {"day": 3}),
     "no name": (f"<parameter=>hello</parameter>{DAY}", {"day": 3}),
@@ -37,6 +38,7 @@ PARAMETERS = {
     "quotes around names": (f'<parameter="text">\nhello\n</parameter>\n{DAY}', BOTH),
     "text between": (f"Now <parameter=text>hello</parameter> and {DAY} done", BOTH),
     "two ends": (f"<parameter=text>hello</parameter></parameter>{DAY}</parameter>", BOTH),
+    "ends without their bracket": ("<parameter=text>\nhello\n</parameter\n<parameter=day>\n3\n</parameter", BOTH),
     "an early end of the function": (f"<parameter=text>hello</parameter></function>{DAY}", BOTH),
     "an unknown tag in a text": (
         f"<parameter=text>a <parameter=x> b</parameter>{DAY}",
@@ -47,6 +49,7 @@ PARAMETERS = {
 }
 # How the call ends, and how it begins.
 ENDS = [
+    "\n</function\n</tool_call",
     "\n</function>\n</tool_call>",
     "</function></tool_call>",
     "\n</tool_call>",
