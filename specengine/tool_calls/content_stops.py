@@ -46,8 +46,7 @@ class ContentStops:
         stop = self._find()
         if stop is not None:
             return self._take(stop), True
-        held = self._end - self._held if self._held else self._growing.decided
-        return self._take(min(held, self._growing.decided)), False
+        return self._take(self._end - self._held if self._held else self._growing.decided), False
 
     def finish(self) -> str:
         """Ends the text and returns the part that was held back, up to a stop string."""

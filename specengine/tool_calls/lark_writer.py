@@ -73,8 +73,8 @@ def either(expressions: Iterable[str]) -> str:
 
 
 def _but(regex: str, tags: Iterable[str]) -> str:
-    parts = [f"/{regex}/", *(f"~/{_ANY}{_escape(tag)}{_ANY}/" for tag in dict.fromkeys(tags))]
-    return " & ".join(parts)
+    found = "|".join(map(_escape, dict.fromkeys(tags)))  # one complement, as llguidance's lexer bounds their number
+    return f"/{regex}/ & ~/{_ANY}({found}){_ANY}/" if found else f"/{regex}/"
 
 
 def _escape(text: str) -> str:

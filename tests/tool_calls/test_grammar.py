@@ -236,6 +236,24 @@ def walk(matcher: llguidance.LLMatcher, rng: random.Random, tags: dict[str, int]
     return text.decode()
 
 
+def test_a_text_of_xml_holds_no_tag_that_may_end_it():
+    grammar = write_grammar(AnswerFormat(QWEN_XML, TOOLS), Enforced(FUNCTIONS, required=True), {})
+    for value, good in (
+        ("a < b <x> <function=now>", True),
+        ("a\n<parameter=days>\n3", False),
+        ("a\n</parameter", False),
+        ("a</function>\n", False),
+        ("a\n</tool_call>", False),
+        ("<tool_call>\n<function=now>\n</function>", False),
+    ):
+        text = bare(call(QWEN_XML, "get_weather", {"city": value, "days": 3}))
+        assert accepted(grammar, text, {}) == good, value
+        if good:
+            assert meaning(parse(AnswerFormat(QWEN_XML, TOOLS), [text]))[2] == [
+                ("get_weather", {"city": value, "days": 3})
+            ]
+
+
 def test_a_function_name_or_key_is_quoted():
     functions = (FunctionSchema("a", {"type": "object", "properties": {'k"\\': {"type": "string"}}}),)
     for dialect in DIALECTS.values():
