@@ -7,6 +7,7 @@ from specengine.tool_calls.events import Content, Parsing, Reasoning
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_pieces import SPACES
 from specengine.tool_calls.reasoning import ReasoningTags
+from specengine.tool_calls.several_calls import skip_separators
 
 
 def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
@@ -14,8 +15,8 @@ def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
     dialect, reasoning = answer.dialect, answer.reasoning
     if reasoning and (yield from _opens_reasoning(text, answer, reasoning)):
         yield from _parse_reasoning(text, answer, reasoning)
-    called = bool(dialect and dialect.bare) and (yield from text.attempt(_parse_calls(text, answer, "", strict=True)))
     openers = dialect.openers if dialect else ()
+    called = bool(dialect and dialect.bare) and (yield from _try_calls(text, answer, "", strict=True))
     thinking = (reasoning.open, reasoning.close) if reasoning and not answer.has_schema else ()
     while True:
         closers = dialect.closers if dialect and called else ()
@@ -25,7 +26,7 @@ def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
             return
         if tag in openers:
             text.rewind(at)
-            if (yield from text.attempt(_parse_calls(text, answer, tag, strict=False))):
+            if (yield from _try_calls(text, answer, tag, strict=False)):
                 called = True
             else:
                 yield from text.accept(tag)
@@ -76,6 +77,15 @@ def _begins_call(text: GrowingText, answer: AnswerFormat, tag: str) -> Parsing[b
     text.rewind(start)
     text.release()
     return event is not None
+
+
+def _try_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) -> Parsing[bool]:
+    """Reads a tag, the calls behind it, and what separates them from others; nothing where no call begins."""
+    assert answer.dialect is not None
+    found = yield from text.attempt(_parse_calls(text, answer, tag, strict))
+    if found:
+        yield from skip_separators(text, answer.dialect.openers)
+    return found
 
 
 def _parse_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) -> Parsing[bool]:

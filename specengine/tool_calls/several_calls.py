@@ -1,4 +1,4 @@
-"""What stands between the calls behind one tag, and behind the last."""
+"""What stands between calls, and behind the last."""
 
 from __future__ import annotations
 
@@ -42,3 +42,18 @@ def skip_closers(text: GrowingText, closers: Sequence[str]) -> Parsing[None]:
         elif (yield from text.next_char()):
             text.rewind(start)
         text.release()
+
+
+def skip_separators(text: GrowingText, openers: Sequence[str]) -> Parsing[None]:
+    """Reads the comma or semicolon between a call and the next opening tag, or the end."""
+    start = text.keep()
+    yield from text.skip(SPACES)
+    before = text.keep()
+    yield from text.skip(_SEPARATORS)
+    behind = text.position
+    follows = behind > before and not (yield from text.next_char())
+    for tag in openers:
+        follows = follows or (behind > before and (yield from text.accept(tag)))
+    text.rewind(behind if follows else start)
+    text.release()
+    text.release()
