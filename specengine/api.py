@@ -43,6 +43,8 @@ def generate(
     seed: int = 0,
     stop: str | Sequence[str] = (),
     ignore_eos: bool = False,
+    stop_token_ids: Sequence[int] = (),
+    min_tokens: int = 0,
     skip_special_tokens: bool = True,
     logprobs: int = 0,
     n: int = 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -15,6 +15,7 @@ _INTEGERS = (
     ("max_new_tokens", 1, 2**31 - 1),
     ("top_k", 0, 2**31 - 1),
     ("seed", 0, 2**63 - 1),
+    ("min_tokens", 0, 2**31 - 1),
     ("logprobs", 0, 1000),
     ("n", 1, 10_000),
 )
@@ -46,6 +47,9 @@ class SamplingParams:
       depends on the drafts too.
     stop: strings that end the text and are not part of it, or a function that makes the StopSearch of a text.
     ignore_eos: continues past the end-of-text token.
+    stop_token_ids: tokens that end the text, under ignore_eos too. Their own text is not part of it.
+    min_tokens: of the output, before one that ends it or completes a stop string. Until then the end-of-text token
+      and stop_token_ids have probability 0, except where a constraint allows nothing else.
     skip_special_tokens: leaves special tokens out of the text. Tokens that end a text are never part of it.
     logprobs: number of most likely tokens reported per position, by the model's unprocessed distribution; 0 is off.
     n: samples per prompt; sample i uses seed + i.
@@ -72,6 +76,8 @@ class SamplingParams:
     seed: int = 0
     stop: str | Sequence[str] | Callable[[], Any] = ()
     ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()
+    min_tokens: int = 0
     skip_special_tokens: bool = True
     logprobs: int = 0
     n: int = 1
@@ -97,7 +103,12 @@ class SamplingParams:
                 raise ValueError(f"{name}: expected True or False, got {_shown(getattr(self, name))}")
         if self.adapter is not None and (not isinstance(self.adapter, str) or not self.adapter):
             raise ValueError(f"adapter: expected the name of an adapter or None, got {_shown(self.adapter)}")
+        if self.min_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_tokens: expected at most max_new_tokens={self.max_new_tokens}, got {self.min_tokens}"
+            )
         self._check_stop()
+        self._check_stop_token_ids()
         self._check_logit_bias()
         self._check_constraint()
 
@@ -132,6 +143,13 @@ class SamplingParams:
                     f"stop: {_shown(text)} is not valid UTF-8 text, so no output can contain it"
                 ) from error
         object.__setattr__(self, "stop", stops)
+
+    def _check_stop_token_ids(self) -> None:
+        ids = self.stop_token_ids
+        if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
+            raise ValueError(f"stop_token_ids: expected a list of token ids, got {_shown(ids)}")
+        checked = dict.fromkeys(_integer("stop_token_ids", token, 0, 2**31 - 1) for token in ids)
+        object.__setattr__(self, "stop_token_ids", tuple(checked))
 
     def _check_logit_bias(self) -> None:
         bias = self.logit_bias

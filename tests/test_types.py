@@ -42,6 +42,13 @@ from tests.engines import tiny_engine
         ("stop", {"a": 1}),
         ("stop", "\udcff"),
         ("ignore_eos", 1),
+        ("stop_token_ids", "2"),
+        ("stop_token_ids", 2),
+        ("stop_token_ids", [2, -1]),
+        ("stop_token_ids", [2.0]),
+        ("stop_token_ids", [True]),
+        ("min_tokens", -1),
+        ("min_tokens", 129),  # of 128 in all
         ("logprobs", -1),
         ("n", 0),
         ("trace", "yes"),

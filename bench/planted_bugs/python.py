@@ -104,8 +104,8 @@ BUGS = {
         {
             "stops one token early": (
                 "specengine/engine/request.py",
-                "len(self.tokens) - self.prompt_length >= self.limit",
-                "len(self.tokens) - self.prompt_length >= self.limit - 1",
+                "length >= self.limit",
+                "length >= self.limit - 1",
             ),
             "tokens after the end are kept": (
                 "specengine/engine/request.py",
@@ -119,8 +119,8 @@ BUGS = {
             ),
             "forced end of text is ignored": (
                 "specengine/engine/request.py",
-                "ends and not (self.params.ignore_eos and self.constraint is None)",
-                "ends and not self.params.ignore_eos",
+                "not (params.ignore_eos and params.constraint is None)",
+                "not params.ignore_eos",
             ),
             "paths of trees are not compacted": (
                 "specengine/engine/cycle.py",
@@ -294,8 +294,8 @@ BUGS = {
             ),
             "ignored end stays allowed": (
                 "specengine/constraints/constraint.py",
-                "            row &= ~self._ends\n",
-                "",
+                "            row[:] = others\n",
+                "            pass\n",
             ),
             "forced text hangs below the root": (
                 "specengine/constraints/cut_tree.py",

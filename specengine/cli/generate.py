@@ -44,6 +44,10 @@ def generate(
     adapter: options.Adapter = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end-of-text token.")] = False,
+    stop_token_ids: Annotated[
+        list[int] | None, typer.Option("--stop-token-id", help="Token id that ends the answer; repeatable.")
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(help="Tokens before one that ends the answer.")] = 0,
     skip_special_tokens: Annotated[
         bool, typer.Option("--skip-special-tokens/--show-special-tokens", help="Leave special tokens out of the text.")
     ] = True,
@@ -67,6 +71,7 @@ def generate(
     adapters = parse_named_paths("adapter", [adapter])
     given = {
         **options.read_constraint(json_schema, regex, grammar, choices),
+        "stop_token_ids": stop_token_ids or (),
         "logit_bias": options.parse_logit_bias(logit_bias or []),
         "adapter": next(iter(adapters), None),
     }

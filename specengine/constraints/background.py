@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
-from specengine.constraints.constraint import Constraint
+from specengine.constraints.base import Constraint
 from specengine.draft_trees.tree import DraftTree
 
 _workers = ThreadPoolExecutor(thread_name_prefix="specengine-masks")  # starts threads when they are needed

@@ -1,4 +1,4 @@
-"""The constraint of one request: what its grammar allows behind the committed tokens, and behind drafted ones."""
+"""The grammar of one request: what it allows behind the committed tokens, and behind drafted ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from specengine.constraints.cut_tree import CutTree, ForcedText
-from specengine.draft_trees.token_masks import mask_words
+from specengine.draft_trees.token_masks import mask_of
 from specengine.draft_trees.tree import DraftTree
-from specengine.types import ConstraintFailed
+from specengine.types import ConstraintFailed, SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Constraint:
+class GrammarConstraint:
     """Follows one text through its grammar. What is drafted is tried and taken back; committed tokens stay.
 
     start: a matcher at the beginning of the text, which other constraints share.  eos_token_ids: end the text; they are
-    allowed where the grammar may end, under ignore_eos only where it must.
+    allowed where the grammar may end.  params: under ignore_eos they are allowed only where it must end, and so among
+    the first min_tokens, with stop_token_ids.
     """
 
     def __init__(
-        self, start: LLMatcher, eos_token_ids: Collection[int], vocab_size: int, ignore_eos: bool = False
+        self, start: LLMatcher, eos_token_ids: Collection[int], vocab_size: int, params: SamplingParams
     ) -> None:
         self._start, self._matcher = start, start.deep_copy()
-        self._eos, self._ignore_eos = frozenset(eos_token_ids), ignore_eos
-        self._ends = np.zeros(mask_words(vocab_size), dtype=np.int32)  # the mask of nothing but the end
-        for token in self._eos:
-            self._ends.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+        self._eos, self._ignore_eos, self._least = frozenset(eos_token_ids), params.ignore_eos, params.min_tokens
+        self._ends = mask_of(self._eos, vocab_size)  # the mask of nothing but the end
+        self._ends_and_stops = self._ends | mask_of(params.stop_token_ids, vocab_size)
         self._text: list[int] = []  # that the matcher has read
         self._tried: list[int] = []  # behind the text
         self._failed = False  # the last question to the matcher
@@ -54,10 +54,7 @@ class Constraint:
         kept = [*range(len(tree.tokens))] if whole else allowed
         place = {node: new for new, node in enumerate(kept)}
         texts = [ForcedText(place[node], forced[node]) for node in allowed if node not in inner and forced.get(node)]
-        if len(kept) == len(tree.tokens):
-            return CutTree(tree, kept, texts)
-        parents = [-1, *(place[tree.parents[node]] for node in kept[1:])]
-        return CutTree(DraftTree([tree.tokens[node] for node in kept], parents), kept, texts)
+        return CutTree.of(tree, kept, texts)
 
     def fill(self, tree: DraftTree, rows: np.ndarray) -> None:
         """Writes the mask of every node: which tokens may follow it.
@@ -136,7 +133,14 @@ class Constraint:
                 branches.append(iter(children[node]))
 
     def _may_end(self) -> bool:
-        return self._must_end() or (not self._ignore_eos and self._matcher.is_accepting())
+        return self._must_end() or (self._avoided is None and self._matcher.is_accepting())
+
+    @property
+    def _avoided(self) -> np.ndarray | None:
+        """The mask of tokens that are allowed only where nothing else is."""
+        if len(self._text) + len(self._tried) < self._least:
+            return self._ends_and_stops
+        return self._ends if self._ignore_eos else None
 
     def _must_end(self) -> bool:
         return self._matcher.is_stopped() and self._matcher.is_accepting()  # an error stops the matcher too
@@ -163,10 +167,8 @@ class Constraint:
         if self._failed:
             row[:] = -1
             self._doubtful = True
-        elif self._ignore_eos:
-            row &= ~self._ends
-            if not row.any():
-                row[:] = self._ends
+        elif (avoided := self._avoided) is not None and (others := row & ~avoided).any():
+            row[:] = others
 
     def _healthy(self, ask: Callable[[LLMatcher], T]) -> T | None:
         """Asks the matcher; where that reaches a limit, asks a new one that has read the same text and nothing else.

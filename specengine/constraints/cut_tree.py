@@ -27,6 +27,15 @@ class CutTree:
     drafted: list[int]
     forced: list[ForcedText]
 
+    @classmethod
+    def of(cls, tree: DraftTree, kept: Sequence[int], forced: Sequence[ForcedText] = ()) -> CutTree:
+        """Keeps these nodes of a tree, in their order.  forced: by nodes of the new tree."""
+        if len(kept) == len(tree.tokens):
+            return cls(tree, [*kept], [*forced])
+        place = {node: new for new, node in enumerate(kept)}
+        parents = [-1, *(place[tree.parents[node]] for node in kept[1:])]
+        return cls(DraftTree([tree.tokens[node] for node in kept], parents), [*kept], [*forced])
+
     def grown(self, lengths: Sequence[int]) -> CutTree:
         """Returns the tree with a chain behind each leaf.  lengths: tokens of each forced text."""
         if not any(lengths):

@@ -10,8 +10,10 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from specengine.constraints.constraint import Constraint, reason
+from specengine.constraints.base import Constraint
+from specengine.constraints.constraint import GrammarConstraint, reason
 from specengine.constraints.lark_text import bound_forcing, check_names, without_literals
+from specengine.constraints.least_tokens import LeastTokens
 from specengine.constraints.multiples import check_multiples
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
@@ -56,7 +58,7 @@ class Grammars:
         text fulfils it.
         """
         if (name := params.constraint) is None:
-            return None
+            return self._least_tokens(params)
         if self._tokenizer is None:
             raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
         if params.grammar is not None:
@@ -80,7 +82,15 @@ class Grammars:
                     if self._compiled.get(grammar) is compiling:
                         del self._compiled[grammar]
                 compiling.set_exception(error)
-        return Constraint(compiling.result(), self._eos, self._vocab_size, params.ignore_eos)
+        return GrammarConstraint(compiling.result(), self._eos, self._vocab_size, params)
+
+    def _least_tokens(self, params: SamplingParams) -> LeastTokens | None:
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}.intersection(range(self._vocab_size))
+        if not params.min_tokens or not ends:
+            return None
+        if len(ends) >= self._vocab_size:
+            raise ValueError("min_tokens: stop_token_ids are all tokens of the model, so every token ends the text")
+        return LeastTokens(params.min_tokens, ends, self._vocab_size)
 
     def _compile(self, name: str, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 
 MASK_BITS = 32  # tokens of a word
@@ -10,6 +13,14 @@ MASK_BITS = 32  # tokens of a word
 def mask_words(vocab: int) -> int:
     """Returns the words of a row of a mask over `vocab` tokens."""
     return -(-vocab // MASK_BITS)
+
+
+def mask_of(tokens: Iterable[int], vocab: int) -> np.ndarray:
+    """Returns the mask that allows these tokens alone, int32 [ceil(V / 32)]."""
+    row = np.zeros(mask_words(vocab), dtype=np.uint32)
+    for token in tokens:
+        row[token // MASK_BITS] |= np.uint32(1 << token % MASK_BITS)
+    return row.view(np.int32)
 
 
 def pack_masks(allowed: torch.Tensor) -> torch.Tensor:

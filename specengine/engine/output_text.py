@@ -36,12 +36,12 @@ class OutputText:
         self._pieces: list[str] = []
         self._undecoded: list[int] = []
 
-    def append(self, token: int) -> bool:
-        """Adds a token; returns whether a stop string ends there."""
+    def append(self, token: int, may_end: bool = True) -> bool:
+        """Adds a token; returns whether a stop string ends there.  may_end: whether one may."""
         if self._stops is None or self._detokenizer is None:
             self._undecoded.append(token)
             return False
-        piece, stopped = self._stops.feed(self._detokenizer.feed([token]))
+        piece, stopped = self._stops.feed(self._detokenizer.feed([token]), may_end)
         self._pieces.append(piece)
         return stopped
 

@@ -132,11 +132,13 @@ class Request:
         self.finish("error")
 
     def _end_reason(self, token: int) -> str | None:
-        stopped = self.text.append(token)
-        ends = token in self.eos_token_ids
-        if stopped or (ends and not (self.params.ignore_eos and self.constraint is None)):
+        params, length = self.params, len(self.tokens) - self.prompt_length
+        if token in params.stop_token_ids:
             return "stop"
-        return "length" if len(self.tokens) - self.prompt_length >= self.limit else None
+        stopped = self.text.append(token, may_end=length > params.min_tokens)
+        if stopped or (token in self.eos_token_ids and not (params.ignore_eos and params.constraint is None)):
+            return "stop"
+        return "length" if length >= self.limit else None
 
     @property
     def has_event(self) -> bool:

@@ -70,6 +70,9 @@ class LoadedModel:
         for token in params.logit_bias or {}:
             if token >= self.config.vocab_size:
                 raise ValueError(f"logit_bias: token id {token} is not in 0 to {self.config.vocab_size - 1}")
+        for token in params.stop_token_ids:
+            if token >= self.config.vocab_size:
+                raise ValueError(f"stop_token_ids: token id {token} is not in 0 to {self.config.vocab_size - 1}")
 
 
 @collection_paused()

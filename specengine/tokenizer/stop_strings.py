@@ -40,16 +40,17 @@ class StopStrings:
         """Returns the stop string that was found, or None."""
         return self._matched
 
-    def feed(self, piece: str) -> tuple[str, bool]:
-        """Takes the next piece.
+    def feed(self, piece: str, may_end: bool = True) -> tuple[str, bool]:
+        """Takes the next piece.  may_end: whether a stop string may end in it.
 
         Returns the text that surely precedes any stop string, and whether a stop string is complete.
         """
         if self._matched is not None:
             return "", True
         text = self._held + piece
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        old = len(self._held)  # a stop string ends behind these characters
+        places = ((text.find(stop, max(0, old + 1 - len(stop))), stop) for stop in self._stops)
+        if may_end and (found := [(at + len(stop), at, stop) for at, stop in places if at >= 0]):
             _, start, self._matched = min(found)
             self._held = ""
             return text[:start], True

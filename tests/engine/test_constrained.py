@@ -44,6 +44,13 @@ def params_of(temperature: float, tokens: int = 60, **options) -> list[SamplingP
     ]
 
 
+def late_ends(temperature: float) -> list[SamplingParams]:
+    """A text without a grammar and one with: their ends are likely, and forbidden for some tokens."""
+    likely = {"logit_bias": dict.fromkeys(ENDS, 9.0), "temperature": temperature, "seed": 5}
+    free = SamplingParams(max_new_tokens=40, min_tokens=11, stop_token_ids=[ord("e")], **likely)
+    return [free, SamplingParams(max_new_tokens=40, min_tokens=7, regex="[a-c ]+", **likely)]
+
+
 def is_valid(output, params: SamplingParams) -> bool:
     if params.json_schema is not None:
         try:
@@ -70,10 +77,12 @@ def plain_outputs(prompts, params):
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("name", SPECS)
 def test_no_drafter_changes_a_token_of_a_constrained_text(folders, name, temperature):
-    params = [*params_of(temperature), FREE, *params_of(temperature, tokens=9)]
+    params = [*params_of(temperature), FREE, *params_of(temperature, tokens=9), *late_ends(temperature)]
     prompts = [PROMPTS[number % len(PROMPTS)] for number in range(len(params))]
     plain = plain_outputs(prompts, params)
     assert all(is_valid(output, own) for output, own in zip(plain, params[:4], strict=False))
+    assert all(len(output.token_ids) > own.min_tokens for output, own in zip(plain[-2:], params[-2:], strict=True))
+    assert all(output.finish_reason == "stop" for output in plain[-2:])
     for batch in (1, 3, 16):
         engine = engine_of(SPECS[name].format(**folders), max_batch_size=batch)
         outputs = engine.generate(prompts, params)
@@ -297,6 +306,9 @@ def test_every_rule_keeps_to_the_constraint(rule):
         params = [dataclasses.replace(own, seed=seed) for own in params_of(0.9)]
         outputs = engine.generate(PROMPTS, params)
         assert all(is_valid(output, own) for output, own in zip(outputs, params, strict=True))
+    late = [dataclasses.replace(own, n=4) for own in late_ends(0.9)]
+    for outputs, own in zip(engine.generate(PROMPTS[:2], late), late, strict=True):
+        assert all(len(output.token_ids) > own.min_tokens for output in outputs)
 
 
 def masked_law(regex: str, texts: list[str], temperature: float) -> dict[str, float]:
@@ -318,9 +330,7 @@ def masked_law(regex: str, texts: list[str], temperature: float) -> dict[str, fl
     return law
 
 
-@pytest.mark.full
-@pytest.mark.statistics
-@pytest.mark.parametrize(
+sampled = pytest.mark.parametrize(
     "drafter",
     [
         CHAIN,
@@ -330,6 +340,11 @@ def masked_law(regex: str, texts: list[str], temperature: float) -> dict[str, fl
         "medusa:{medusa},nodes=12,sample=true",
     ],
 )
+
+
+@pytest.mark.full
+@pytest.mark.statistics
+@sampled
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
 def test_cut_drafts_leave_the_law_of_a_rule_as_it_is(folders, rule, drafter):
     """The drafter draws from all tokens: most of its children are cut, ends of the text among them are not."""
@@ -342,6 +357,25 @@ def test_cut_drafts_leave_the_law_of_a_rule_as_it_is(folders, rule, drafter):
         output.text for output in engine_of(drafter.format(**folders), rule=rule).generate(PROMPTS[0], params)
     )
     assert scipy.stats.chisquare([found[text] for text in texts], [2000 * law[text] for text in texts]).pvalue > 1e-3
+
+
+@pytest.mark.full
+@pytest.mark.statistics
+@sampled
+@pytest.mark.parametrize("rule", ["rejection", "traversal"])
+def test_forbidden_ends_leave_the_law_of_a_rule_as_it_is(folders, rule, drafter):
+    """Two tokens must come before an end, which the drafter proposes everywhere."""
+    letters = [*map(ord, "ab")]
+    likely = {**dict.fromkeys(letters, 40.0), **dict.fromkeys(ENDS, 40.0)}
+    params = SamplingParams(temperature=4.0, n=2000, max_new_tokens=3, min_tokens=2, logit_bias=likely)
+    plain, found = (
+        Counter(tuple(output.token_ids) for output in engine.generate(PROMPTS[0], params))
+        for engine in (engine_of(), engine_of(drafter.format(**folders), rule=rule))
+    )
+    assert all(not ENDS & {*ids[:2]} for ids in found)
+    common = [key for key, count in (plain + found).items() if count >= 20]
+    table = [[counts[key] for key in common] for counts in (plain, found)]
+    assert scipy.stats.chi2_contingency(table).pvalue > 1e-3
 
 
 @pytest.mark.full

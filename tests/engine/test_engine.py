@@ -124,6 +124,8 @@ def test_stops_at_eos_inside_an_accepted_run(seed):
     assert sum(len(c.accepted) + (c.bonus is not None) for c in output.trace) == len(output.token_ids)
     ignoring = engine.generate(prompt, dataclasses.replace(GREEDY, ignore_eos=True))
     assert ignoring.token_ids == free and ignoring.finish_reason == "length"
+    stopped = engine.generate(prompt, dataclasses.replace(traced, ignore_eos=True, stop_token_ids=[free[end - 2]]))
+    assert stopped.token_ids == free[: free.index(free[end - 2]) + 1] and stopped.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("limit", range(1, 12))

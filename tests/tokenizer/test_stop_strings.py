@@ -44,14 +44,17 @@ def test_without_stop_strings_text_passes_through():
 @given(
     stops=st.lists(st.text("abc", min_size=1, max_size=4), max_size=4),
     pieces=st.lists(st.text("abc", max_size=5), max_size=12),
+    early=st.integers(0, 3),
 )
-def test_any_split_stops_where_a_search_of_the_whole_text_does(stops, pieces):
-    text = "".join(pieces)
-    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+def test_any_split_stops_where_a_search_of_the_whole_text_does(stops, pieces, early):
+    """No stop string may end in the first `early` pieces."""
+    text, least = "".join(pieces), len("".join(pieces[:early]))
+    places = [(text.find(stop, max(0, least + 1 - len(stop))), stop) for stop in stops]
+    found = [(at + len(stop), at) for at, stop in places if at >= 0]
     matcher, emitted, fed, stopped_at = StopStrings(stops), "", "", None
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         fed += piece
-        emit, stopped = matcher.feed(piece)
+        emit, stopped = matcher.feed(piece, may_end=number >= early)
         emitted += emit
         if stopped:
             stopped_at = len(fed)
