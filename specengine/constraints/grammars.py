@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from specengine.constraints.base import Constraint
 from specengine.constraints.constraint import GrammarConstraint, reason
+from specengine.constraints.gbnf import as_lark
 from specengine.constraints.lark_text import bound_forcing, check_names, without_literals
 from specengine.constraints.least_tokens import LeastTokens
 from specengine.constraints.multiples import check_multiples
@@ -63,9 +64,8 @@ class Grammars:
             raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
         if params.grammar is not None:
             known, text = self._tokenizer.vocab_size, self._tokenizer.token_text
-            check_names(
-                params.grammar, {token: text(token) if token < known else f"<[{token}]>" for token in self._eos}
-            )
+            ends = {token: text(token) if token < known else f"<[{token}]>" for token in self._eos}
+            check_names(as_lark(params.grammar), ends)
         grammar = compiled_form(params)
         with self._lock:
             if first := (compiling := self._compiled.get(grammar)) is None:
@@ -138,7 +138,7 @@ def compiled_form(params: SamplingParams) -> str:
         return LLMatcher.grammar_from_regex(params.regex)
     if name == "grammar":
         assert params.grammar is not None
-        return LLMatcher.grammar_from_lark(bound_forcing(_with_json_form(params.grammar)))
+        return LLMatcher.grammar_from_lark(bound_forcing(_with_json_form(as_lark(params.grammar))))
     # As one expression, they may be many thousands; the alternatives of a rule are limited to 2,000.
     escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in params.choices or ())
     return LLMatcher.grammar_from_regex("|".join(escaped))
