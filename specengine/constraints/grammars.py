@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from specengine.constraints.base import Constraint
+from specengine.constraints.choices import regex_of
 from specengine.constraints.constraint import GrammarConstraint, reason
 from specengine.constraints.gbnf import as_lark
 from specengine.constraints.lark_text import bound_forcing, check_names, without_literals
@@ -139,9 +140,7 @@ def compiled_form(params: SamplingParams) -> str:
     if name == "grammar":
         assert params.grammar is not None
         return LLMatcher.grammar_from_lark(bound_forcing(_with_json_form(as_lark(params.grammar))))
-    # As one expression, they may be many thousands; the alternatives of a rule are limited to 2,000.
-    escaped = (re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text) for text in params.choices or ())
-    return LLMatcher.grammar_from_regex("|".join(escaped))
+    return LLMatcher.grammar_from_regex(regex_of(params.choices or ()))
 
 
 def _with_json_form(grammar: str) -> str:

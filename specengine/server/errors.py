@@ -9,6 +9,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from specengine.types import CONSTRAINTS
+
 RETRY_AFTER = 1  # seconds; a slot is free as soon as another text ends
 
 # The API's names of fields that the engine calls otherwise.
@@ -70,6 +72,6 @@ def make_field_error(error: ValueError, prompt_field: str, constraint_field: str
     named = re.match(r"(\w+)(?:\[[^]]*\])*: ", str(error))
     name = named[1] if named else None
     param = prompt_field if name in ("prompt", "prompts") else _API_FIELDS.get(name or "", name)
-    if constraint_field and name in ("json_schema", "grammar"):
+    if constraint_field and name in CONSTRAINTS:
         return ApiError(400, f"{constraint_field}: {str(error).partition(': ')[2]}", param=constraint_field)
     return ApiError(400, str(error), param=param)

@@ -41,12 +41,12 @@ class Handler:
             raise make_retryable_error(503, FAILED, "failed")
         prepared = await self._preparer.prepare(body)
         events = self._run(prepared)
+        writer = ResponseWriter(prepared, self._pool.tokenizer, self._pool.model.eos_token_ids)
         if not body.stream:
-            writer = ResponseWriter(prepared, self._pool.tokenizer)
             return JsonResponse(await run_while_connected(request.receive, writer.write_whole(events)))
         # An error before the first event still gets its own HTTP status.
         first = await run_while_connected(request.receive, anext(events))
-        chunks = ResponseWriter(prepared, self._pool.tokenizer).write_chunks(first, events)
+        chunks = writer.write_chunks(first, events)
         return EventStream(chunks, events, self._settings.deadline + READ_SECONDS)
 
     def check_model(self, name: str) -> None:

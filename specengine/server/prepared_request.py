@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from specengine.engine.prompts import encode_prompt
-from specengine.server.chat.constraint import make_constraint
+from specengine.server.chat.constraint import constrain_text, make_constraint
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.chat.template_use import TemplateUse
 from specengine.server.engine_pool import EngineKey, EnginePool
@@ -63,12 +63,14 @@ class RequestPreparer:
     def _encode(self, body: GenerationRequest) -> tuple[list[list[int]], AnswerFormat, dict[str, Any]]:
         """Returns the prompts, what an answer may hold, and the engine's parameters for it."""
         if not isinstance(body, ChatRequest):
-            return self._encode_prompts(body, body.prompts), AnswerFormat(), {}
+            more = {**constrain_text(body.constraint), "skip_special_tokens": body.skip_special_tokens is not False}
+            return self._encode_prompts(body, body.prompts), AnswerFormat(), more
         arguments = self._template.arguments(body)
         prompts = self._encode_prompts(body, [self._template.messages(body)], arguments)
         answer = self._template.answer_format(body, prompts[0])
         constraint = make_constraint(body, answer, self._template.tag_tokens)
-        more: dict[str, Any] = {**constraint, "skip_special_tokens": not self._template.reads_special_tokens(answer)}
+        shows_special = self._template.reads_special_tokens(answer) or body.skip_special_tokens is False
+        more: dict[str, Any] = {**constraint, "skip_special_tokens": not shows_special}
         if body.stop and not answer.is_plain:
             more["stop"] = partial(ContentStops, answer, body.stop)
         return prompts, answer, more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing
 from typing import Any
 
@@ -19,7 +19,8 @@ from specengine.types import GenerationOutput, StreamEvent
 class ResponseWriter:
     """Writes one response. Texts are numbered prompt by prompt, sample by sample."""
 
-    def __init__(self, request: PreparedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: PreparedRequest, tokenizer: Tokenizer, ends: Collection[int]) -> None:
+        """ends: token ids that end a text."""
         self._request = request
         self._body = request.body
         self._envelope = request.envelope
@@ -28,7 +29,7 @@ class ResponseWriter:
         self._tokenizer = tokenizer
         drafter = request.key.drafter.partition(",")[0]
         self._attributions = [
-            TokenAttribution(tokenizer, prompt, drafter, params.skip_special_tokens)
+            TokenAttribution(tokenizer, prompt, drafter, params.skip_special_tokens, ends)
             for prompt, params in zip(request.prompts, request.params, strict=True)
             for _ in range(self._samples)
         ]

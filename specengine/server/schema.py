@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import Field, model_validator
 
 from specengine.server.body import Body, Unsupported
+from specengine.server.constraint_fields import ConstrainedRequest
 from specengine.server.fields import Count, Integer, LogitBias, Penalty, Prompts, Stop, make_error
 from specengine.types import SamplingParams
 
@@ -47,11 +48,11 @@ class Speculation(Body):
         return self
 
 
-class GenerationRequest(Body):
+class GenerationRequest(ConstrainedRequest):
     """The fields that chats and completions share.
 
-    This server adds top_k, min_p, repetition_penalty and ignore_eos, which mean the same as in SamplingParams, and
-    speculation.
+    This server adds top_k, min_p, repetition_penalty, ignore_eos, min_tokens, stop_token_ids and skip_special_tokens,
+    which mean the same as in SamplingParams, and speculation.
     """
 
     model: str
@@ -71,6 +72,9 @@ class GenerationRequest(Body):
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[float | None, Field(ge=1e-3, le=1e3)] = None
     ignore_eos: bool | None = None
+    min_tokens: Annotated[Integer | None, Field(ge=0, le=2**31 - 1)] = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
     speculation: Speculation = Speculation()
 
     ignored: ClassVar[frozenset[str]] = frozenset(
@@ -132,7 +136,7 @@ class GenerationRequest(Body):
     @property
     def constraint_field(self) -> str | None:
         """The field that constrains the text, or None."""
-        return None
+        return self.constraint.field if self.constraint else None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -155,6 +159,8 @@ class GenerationRequest(Body):
             logit_bias=self.logit_bias,
             seed=self._make_seed(),
             ignore_eos=bool(self.ignore_eos),
+            min_tokens=self.min_tokens or 0,
+            stop_token_ids=self.stop_token_ids or (),
             logprobs=0 if self.num_top_logprobs is None else max(1, self.num_top_logprobs),
             n=self.samples,
             trace=self.speculation.tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from specengine.tokenizer import Tokenizer
@@ -33,15 +33,20 @@ class TokenAttribution:
     can come in a later event than the token, or never, if a stop string cuts it off. The same holds for its
     log-probability.
     prompt: token ids; the first space of a text depends on the end of the prompt.  drafter: the drafter's name.
-    skip_special_tokens: as in the request's SamplingParams.
+    skip_special_tokens: as in the request's SamplingParams.  hidden: tokens that end a text, which have none.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], drafter: str, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        drafter: str,
+        skip_special_tokens: bool = True,
+        hidden: Collection[int] = (),
     ) -> None:
         self._drafter = drafter
         self._last_proposer = drafter
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens, hidden)
         self._detokenizer.feed(prompt[-4:])
         self._num_sent = 0  # characters in all events so far
         self._num_decoded = 0  # characters of all tokens so far

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 import jinja2.nodes
 
+from specengine.tokenizer.final_message import cut_at_tag, tag_end
 from specengine.tokenizer.template_child import environment
 from specengine.tokenizer.template_process import TEMPLATES
 
@@ -111,18 +112,27 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """Returns the prompt text of a conversation.
 
         tools: functions as JSON schemas.  variables: further ones of the template, such as `enable_thinking`.
+        continue_final_message: ends behind the content of the last message; excludes add_generation_prompt.
         Raises ValueError if the messages are malformed, if the template raises an error, or if it exceeds the limits
         of time and memory.
         """
+        if continue_final_message and add_generation_prompt:
+            raise ValueError("continue_final_message: excludes add_generation_prompt")
         checked = check_messages(messages)
+        content = checked[-1]["content"]
+        if continue_final_message:
+            checked = tag_end(checked)
         own = {**self._variables, **(variables or {}), "tools": tools}
         variables = {**own, "messages": checked, "add_generation_prompt": add_generation_prompt}
         try:
             text = TEMPLATES.render(self.text, variables)
+            if continue_final_message:
+                text = cut_at_tag(text, content)
             text.encode("utf-8")  # raises for an unpaired surrogate of the template or of a message
             return text
         except ValueError as error:

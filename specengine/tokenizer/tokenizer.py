@@ -142,6 +142,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """Returns the prompt text of a conversation of `role` and `content` dicts. See ChatTemplate.render.
 
@@ -149,7 +150,7 @@ class Tokenizer:
         """
         if self._template is None:
             raise ValueError(f"{self._source}: no chat template; give a plain prompt")
-        return self._template.render(messages, add_generation_prompt, tools, variables)
+        return self._template.render(messages, add_generation_prompt, tools, variables, continue_final_message)
 
     def encode_chat(
         self,
@@ -157,9 +158,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Encodes the text of `render_chat`. Special tokens are recognised, and BOS occurs only once."""
-        text = self.render_chat(messages, add_generation_prompt, tools, variables)
+        text = self.render_chat(messages, add_generation_prompt, tools, variables, continue_final_message)
         ids = self.encode(text, add_special_tokens=False)
         prefix = self._chat_prefix
         return ids if ids[: len(prefix)] == prefix else [*prefix, *ids]

@@ -17,7 +17,7 @@ def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
         yield from _parse_reasoning(text, answer, reasoning)
     openers = dialect.openers if dialect else ()
     called = bool(dialect and dialect.bare) and (yield from _try_calls(text, answer, "", strict=True))
-    thinking = (reasoning.open, reasoning.close) if reasoning and not answer.has_schema else ()
+    thinking = (reasoning.open, reasoning.close) if reasoning and not answer.is_constrained else ()
     while True:
         closers = dialect.closers if dialect and called else ()
         tag = yield from text.stream_until((*openers, *thinking, *closers), Content)

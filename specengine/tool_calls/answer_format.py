@@ -16,14 +16,14 @@ class AnswerFormat:
 
     dialect: None finds no calls.  tools: the JSON schema of each function's parameters, by name.
     reasoning: None finds no reasoning.  opened: the prompt has opened the reasoning.
-    has_schema: the content is JSON of a schema, so tags of reasoning in it are text.
+    is_constrained: the content is JSON of a schema, so tags of reasoning in it are text.
     """
 
     dialect: Dialect | None = None
     tools: Mapping[str, Any] = field(default_factory=dict)
     reasoning: ReasoningTags | None = None
     opened: bool = False
-    has_schema: bool = False
+    is_constrained: bool = False
 
     @property
     def is_plain(self) -> bool:

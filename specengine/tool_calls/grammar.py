@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from specengine.constraints.choices import regex_of
+from specengine.constraints.gbnf import as_lark
 from specengine.tool_calls.answer_parser import AnswerFormat
 from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.dialects import Dialect
-from specengine.tool_calls.lark_writer import LarkWriter, either
+from specengine.tool_calls.lark_writer import LarkWriter, either, regex_literal
 
 # The parser skips space before a bare call, so no free text may begin with space and a brace.
 _NO_BRACE = r"\s*|\s*[^{\s](?s:.*)"
@@ -21,19 +23,19 @@ class Enforced:
     """What an answer must be.
 
     functions: the functions that it may call.  required: it must call one.  parallel: it may have several calls.
-    schema: the JSON schema of an answer without calls; None allows any text.
+    content: what an answer without calls must be, as a parameter of SamplingParams; empty allows any text.
     """
 
     functions: tuple[FunctionSchema, ...] = ()
     required: bool = False
     parallel: bool = True
-    schema: Mapping[str, Any] | None = None
+    content: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_grammar(answer: AnswerFormat, enforced: Enforced, tokens: Mapping[str, int]) -> str:
     """Returns the Lark grammar of an answer.  tokens: ids of tags that are tokens, by their text.
 
-    Raises ValueError for a schema beside optional calls if the dialect's calls cannot be told from other JSON.
+    Raises ValueError for constrained content beside optional calls if the dialect's calls cannot be told from it.
     """
     writer = LarkWriter({tag: tokens[tag] for tag in answer.markers if tag in tokens})
     return writer.finish(f"{_write_reasoning(writer, answer)} {_write_body(writer, answer, enforced)}".strip())
@@ -55,16 +57,15 @@ def _write_reasoning(writer: LarkWriter, answer: AnswerFormat) -> str:
 def _write_body(writer: LarkWriter, answer: AnswerFormat, enforced: Enforced) -> str:
     dialect = answer.dialect
     if dialect is None or not enforced.functions:
-        assert enforced.schema is not None
-        return writer.json(enforced.schema)
+        return _write_content(writer, **enforced.content)
     calls = dialect.write_calls(writer, enforced.functions)
     only_calls = _write_calls(writer, dialect, enforced)
     if enforced.required:
         return only_calls
-    if enforced.schema is not None:
+    if enforced.content:
         if dialect.bare:
-            raise ValueError("response_format: this model's calls are JSON too; tool_choice must be none or required")
-        return either([only_calls, writer.json(enforced.schema)])
+            raise ValueError("this model's calls are JSON too; tool_choice must be none or required")
+        return either([only_calls, _write_content(writer, **enforced.content)])
     if dialect.bare:
         # Behind reasoning the parser would find bare calls again.
         begins = [answer.reasoning.open] if answer.reasoning else []
@@ -73,6 +74,21 @@ def _write_body(writer: LarkWriter, answer: AnswerFormat, enforced: Enforced) ->
     opening, *others = dialect.openers
     one = f"{writer.text_until(opening, others)} {behind_tag}"
     return f"({one}){'*' if enforced.parallel else '?'} {writer.text_without(dialect.openers)}"
+
+
+def _write_content(
+    writer: LarkWriter,
+    json_schema: Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+    choices: Sequence[str] = (),
+) -> str:
+    """Returns an expression for the content: one of the constraints."""
+    if json_schema is not None:
+        return writer.json(json_schema)
+    if grammar is not None:
+        return writer.nested(as_lark(grammar))
+    return writer.pattern(regex_literal(regex if regex is not None else regex_of(choices)))
 
 
 def _write_calls(writer: LarkWriter, dialect: Dialect, enforced: Enforced) -> str:

@@ -19,6 +19,7 @@ class LarkWriter:
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = tokens
         self._rules: list[str] = []
+        self._forces = True
         self._names: dict[str, str] = {}  # rule by its body
 
     def tag(self, text: str) -> str:
@@ -28,6 +29,11 @@ class LarkWriter:
     def json(self, schema: Mapping[str, Any]) -> str:
         """Returns a rule for JSON of a schema."""
         return self._rule("json", f"%json {json.dumps(schema)}")
+
+    def nested(self, grammar: str) -> str:
+        """Returns a rule for the texts of another Lark grammar, whose forced texts may have no end."""
+        self._forces = False
+        return self._rule("part", f"%lark {{\n{grammar}\n}}")
 
     def text_without(self, tags: Iterable[str]) -> str:
         """Returns a terminal for any text that holds none of the tags, spelled with any tokens."""
@@ -50,7 +56,8 @@ class LarkWriter:
 
     def finish(self, start: str) -> str:
         """Returns the grammar whose texts are those of `start`. What they force ends, so it may be looked for."""
-        return "\n".join([f"start: {start}", *self._rules, '%llguidance {"no_forcing": false}']) + "\n"
+        forcing = f'%llguidance {{"no_forcing": {json.dumps(not self._forces)}}}'
+        return "\n".join([f"start: {start}", *self._rules, forcing]) + "\n"
 
     def _terminal(self, body: str) -> str:
         return self._rule("TEXT", body)
@@ -65,6 +72,12 @@ class LarkWriter:
 def quote(text: str) -> str:
     """Returns a text as Lark spells it."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # DEL, which Lark takes escaped only
+
+
+def regex_literal(regex: str) -> str:
+    """Returns an expression of any characters as it stands between the slashes of Lark."""
+    plain = {"/": r"\/", "\n": r"\n"}
+    return re.sub(r"(\\.)|/|\n", lambda found: found[1] or plain[found[0]], regex, flags=re.DOTALL)
 
 
 def either(expressions: Iterable[str]) -> str:

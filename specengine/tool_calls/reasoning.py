@@ -13,8 +13,13 @@ class ReasoningTags:
     open: str
     close: str
 
-    def opened_by(self, prompt: str) -> bool:
-        """Returns whether a prompt ends behind an open tag, so that the model continues with reasoning."""
+    def opened_by(self, prompt: str, message: str = "") -> bool:
+        """Returns whether a prompt ends behind an open tag, so that the model continues with reasoning.
+
+        message: the beginning of the answer, where the prompt ends with one; its reasoning may be open.
+        """
+        if self.open in message:
+            return self.close not in message.rpartition(self.open)[2]
         _, tag, tail = prompt.rpartition(self.open)
         return bool(tag) and not tail.strip()
 

@@ -8,7 +8,6 @@ import openai
 import pytest
 
 from specengine.server.chat import constraint
-from specengine.server.chat.constraint import SCHEMA_FIELD
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.errors import ApiError
 from tests.server import tools
@@ -22,6 +21,7 @@ WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 OBJECT = '{"city": "x"}'
 FREE = "Just text."
+SCHEMA_FIELD = "response_format.json_schema.schema"
 ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 
 

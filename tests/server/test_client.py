@@ -11,6 +11,8 @@ from tests.server.servers import HELLO, chat_folder, command, plain_engine
 DRAFTER = "prompt_lookup,adaptive=false"
 PROMPT = "ab ab ab ab"
 
+LETTERS = {"type": "array", "items": {"enum": ["a", "b", "c"]}, "minItems": 5, "maxItems": 9}
+
 # Fields of a request, and the same parameters for the engine.
 REQUESTS = {
     "greedy": ({"temperature": 0}, {"temperature": 0}),
@@ -28,6 +30,26 @@ REQUESTS = {
     "our own": (
         {"seed": 2, "extra_body": {"top_k": 9, "min_p": 0.01, "repetition_penalty": 1.2, "ignore_eos": True}},
         {"temperature": 1.0, "seed": 2, "top_k": 9, "min_p": 0.01, "repetition_penalty": 1.2, "ignore_eos": True},
+    ),
+    "least tokens and stop tokens": (
+        {"seed": 6, "logit_bias": {"2": 30}, "extra_body": {"min_tokens": 21, "stop_token_ids": [70, 71]}},
+        {"temperature": 1.0, "seed": 6, "logit_bias": {2: 30}, "min_tokens": 21, "stop_token_ids": [70, 71]},
+    ),
+    "special tokens": (
+        {"seed": 6, "logit_bias": {"0": 5, "1": 5}, "extra_body": {"skip_special_tokens": False}},
+        {"temperature": 1.0, "seed": 6, "logit_bias": {0: 5, 1: 5}, "skip_special_tokens": False},
+    ),
+    "a regex": (
+        {"seed": 2, "extra_body": {"structured_outputs": {"regex": "[a-f]{9,20}x"}}},
+        {"temperature": 1.0, "seed": 2, "regex": "[a-f]{9,20}x"},
+    ),
+    "a grammar": (
+        {"seed": 2, "extra_body": {"grammar": 'root ::= [a-f] root | "."', "min_tokens": 9}},
+        {"temperature": 1.0, "seed": 2, "grammar": 'root ::= [a-f] root | "."', "min_tokens": 9},
+    ),
+    "a schema": (
+        {"seed": 2, "extra_body": {"response_format": {"type": "json_object", "schema": LETTERS}}},
+        {"temperature": 1.0, "seed": 2, "json_schema": LETTERS},
     ),
     "several": ({"n": 3, "seed": 4}, {"temperature": 1.0, "seed": 4, "n": 3}),
 }
@@ -297,6 +319,8 @@ PICTURE = [{"type": "image_url", "image_url": {"url": "https://example.org/x.png
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"500": 1}}, "logit_bias"),
+        ({"extra_body": {"stop_token_ids": [500]}}, "stop_token_ids"),
+        ({"extra_body": {"continue_final_message": True, "add_generation_prompt": True}}, "continue_final_message"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

@@ -81,18 +81,30 @@ def test_proposers_of_a_cut_cycle():
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("stop", [(), ("a", "\ufffd!", "zz")])
-def test_the_pieces_of_a_real_stream_are_its_text(seed, stop):
+@pytest.mark.parametrize("skips", [True, False])
+def test_the_pieces_of_a_real_stream_are_its_text(seed, stop, skips):
     engine = Engine(chat_model(), drafter="prompt_lookup,adaptive=false")
     params = SamplingParams(
-        max_new_tokens=120, temperature=0.7, top_k=12, seed=seed, stop=stop, logprobs=1, trace=True, ignore_eos=True
+        max_new_tokens=120,
+        temperature=0.7,
+        top_k=12,
+        seed=seed,
+        stop=stop,
+        logprobs=1,
+        trace=True,
+        ignore_eos=True,
+        skip_special_tokens=skips,
+        logit_bias=dict.fromkeys(range(3), 4.0),
     )
-    prompt = ids("abcabcabc")
-    attribution, text, entries, told = TokenAttribution(TOKENIZER, prompt, "prompt_lookup"), "", [], []
+    prompt, ends = ids("abcabcabc"), chat_model().eos_token_ids
+    attribution = TokenAttribution(TOKENIZER, prompt, "prompt_lookup", skips, ends)
+    text, entries, told = "", [], []
     for one in engine.stream(prompt, params):
         delta = attribution.add(one)
         assert "".join(piece for piece, _ in delta.tokens) == delta.text == one.text
         text, entries, told = text + delta.text, entries + delta.logprobs, told + delta.tokens
     assert text == plain_engine().generate(prompt, params).text
+    assert stop or ({*ends} & {*one.output.token_ids} and skips != ("<s>" in text) and "</s>" not in text)
     assert [own for _, own in entries] == one.output.logprobs[: len(entries)]
     assert [offset for offset, _ in entries] == sorted(offset for offset, _ in entries)
     assert {by for _, by in told} <= {"prompt_lookup", "bonus", "root"}

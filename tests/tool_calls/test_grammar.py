@@ -177,10 +177,10 @@ def test_reasoning_holds_no_call_and_no_spelled_end():
 
 def test_an_answer_may_have_a_schema_beside_calls():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    with pytest.raises(ValueError, match="response_format: "):
-        write_grammar(AnswerFormat(LLAMA_JSON, TOOLS), Enforced(FUNCTIONS, schema=schema), IDS)
+    with pytest.raises(ValueError, match="this model's calls are JSON too"):
+        write_grammar(AnswerFormat(LLAMA_JSON, TOOLS), Enforced(FUNCTIONS, content={"json_schema": schema}), IDS)
     for dialect in (HERMES, QWEN_XML, MISTRAL, MISTRAL_ARGS):
-        grammar = write_grammar(AnswerFormat(dialect, TOOLS), Enforced(FUNCTIONS, schema=schema), IDS)
+        grammar = write_grammar(AnswerFormat(dialect, TOOLS), Enforced(FUNCTIONS, content={"json_schema": schema}), IDS)
         assert accepted(grammar, '{"a": 1}', IDS) and accepted(grammar, calls(dialect, WEATHER), IDS)
         assert not accepted(grammar, "free", IDS) and not accepted(grammar, '{"b": 1}', IDS)
 
@@ -188,10 +188,10 @@ def test_an_answer_may_have_a_schema_beside_calls():
 def test_an_answer_with_a_schema_may_reason_first():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     for tags in ({}, IDS):
-        opened = write_grammar(AnswerFormat(None, {}, THINK, True), Enforced(schema=schema), tags)
+        opened = write_grammar(AnswerFormat(None, {}, THINK, True), Enforced(content={"json_schema": schema}), tags)
         assert accepted(opened, f'Hm {{"a": "b"}}.{tag("</think>")}\n\n{{"a": 1}}', tags)
         assert not accepted(opened, '{"a": 1}', tags)
-        free = write_grammar(AnswerFormat(None, {}, THINK, False), Enforced(schema=schema), tags)
+        free = write_grammar(AnswerFormat(None, {}, THINK, False), Enforced(content={"json_schema": schema}), tags)
         assert accepted(free, f'{tag("<think>")}Hm.{tag("</think>")}{{"a": 1}}', tags) and accepted(
             free, '{"a": 1}', tags
         )

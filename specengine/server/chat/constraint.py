@@ -1,4 +1,4 @@
-"""Turns tools and response_format into the constraint of an answer."""
+"""Turns tools and the constraint of a text into that of an answer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from specengine.constraints.multiples import check_multiples
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.chat.tools import Function
+from specengine.server.constraint_fields import TextConstraint
 from specengine.server.errors import ApiError
 from specengine.tool_calls.answer_parser import AnswerFormat
 from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.grammar import Enforced, write_grammar
 
-SCHEMA_FIELD = "response_format.json_schema.schema"
 _KEPT = 256  # schemas that were checked last: the tools of several agents
 _LONGEST = 300  # characters of an error
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -27,15 +27,10 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
     tag_tokens: ids of tags that are tokens, by their text.
     Raises ApiError naming the field of a schema that the grammar engine does not support.
     """
-    schema = body.response_format.schema_of_answer if body.response_format else None
-    if schema is not None:
-        check_schema(schema, SCHEMA_FIELD)
-        schema = schema or {"type": "object"}
+    content = constrain_text(body.constraint)
     functions = _functions(body)
-    if not functions and schema is None:
-        return {}
-    if not functions and answer.reasoning is None:
-        return {"json_schema": schema}
+    if not functions and (not content or answer.reasoning is None):
+        return content
     several = body.parallel_tool_calls
     if several is None:
         several = answer.dialect is None or answer.dialect.parallel
@@ -43,12 +38,25 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
         functions=functions,
         required=_is_required(body),
         parallel=several and not isinstance(body.tool_choice, tuple),
-        schema=schema,
+        content=content,
     )
     try:
         return {"grammar": write_grammar(answer, enforced, tag_tokens)}
     except ValueError as error:
-        raise ApiError(400, str(error), param="response_format") from error
+        assert body.constraint is not None
+        field = body.constraint.field.partition(".")[0]
+        raise ApiError(400, f"{field}: {error}", param=field) from error
+
+
+def constrain_text(constraint: TextConstraint | None) -> dict[str, Any]:
+    """Returns the constraint of a whole text as a parameter of SamplingParams; empty for any text."""
+    if constraint is None:
+        return {}
+    value = constraint.value
+    if constraint.kind == "json_schema":
+        check_schema(value, constraint.field)
+        value = value or {"type": "object"}
+    return {constraint.kind: value}
 
 
 def check_schema(schema: Mapping[str, Any], field: str) -> None:
@@ -81,14 +89,14 @@ def _functions(body: ChatRequest) -> tuple[FunctionSchema, ...]:
     """Returns the functions of an enforced answer; none where calls are only parsed.
 
     An answer with tools is enforced in four cases: a call is required, a function is strict, there may be one call at
-    most, or an answer without calls has a schema.
+    most, or an answer without calls is constrained.
     """
     tools = list(enumerate(body.offered_tools))
     if isinstance(body.tool_choice, tuple):
         tools = [(number, tool) for number, tool in tools if tool.function.name == body.tool_choice[0]]
-    has_schema = bool(body.response_format and body.response_format.schema_of_answer is not None)
+    constrained = body.constraint is not None
     strict = any(tool.function.strict for _, tool in tools)
-    if not (_is_required(body) or strict or body.parallel_tool_calls is False or has_schema):
+    if not (_is_required(body) or strict or body.parallel_tool_calls is False or constrained):
         return ()
     return tuple(
         FunctionSchema(tool.function.name, _schema(tool.function, _is_required(body), f"tools[{number}]"))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from specengine.server.body import Body, Unsupported
-from specengine.server.chat.tools import ResponseFormat, Tool, ToolCall, ToolChoice
+from specengine.server.chat.tools import Tool, ToolCall, ToolChoice
 from specengine.server.fields import Count, Integer, Text, make_error
 from specengine.server.schema import GenerationRequest
 
@@ -85,9 +85,10 @@ class ChatRequest(GenerationRequest):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     unsupported: ClassVar[Unsupported] = {
         **GenerationRequest.unsupported,
@@ -108,12 +109,12 @@ class ChatRequest(GenerationRequest):
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise make_error("max_tokens: differs from max_completion_tokens, its newer name")
         self._check_tools()
+        self._check_constraint()
         self._check_answered_calls()
-        if self.response_format and self.response_format.type == "json_schema":
-            if self.response_format.json_schema is None:
-                raise make_error("response_format.json_schema: is missing")
-        elif self.response_format and self.response_format.json_schema is not None:
-            raise make_error("response_format.json_schema: needs the type 'json_schema'")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise make_error("continue_final_message: excludes add_generation_prompt")
+        if self.continue_final_message and self.messages[-1].content is None:
+            raise make_error("continue_final_message: the last message has no content")
         return self
 
     def _check_tools(self) -> None:
@@ -131,6 +132,11 @@ class ChatRequest(GenerationRequest):
         if isinstance(self.tool_choice, tuple) and self.tool_choice[0] not in names:
             known = ", ".join(islice(names, 20))
             raise make_error(f"tool_choice: expected a tool's name such as {known}, got {self.tool_choice[0][:100]!r}")
+
+    def _check_constraint(self) -> None:
+        constraint = self.constraint
+        if constraint and isinstance(self.tool_choice, tuple) and not constraint.field.startswith("response_format"):
+            raise make_error(f"tool_choice: a named function excludes {constraint.field}")
 
     def _check_answered_calls(self) -> None:
         """Raises an error for the answer of a tool that no assistant has called. Gives answers their tool's name."""
@@ -159,14 +165,19 @@ class ChatRequest(GenerationRequest):
     @property
     def constraint_field(self) -> str | None:
         must_call = self.tools and (self.tool_choice == "required" or isinstance(self.tool_choice, tuple))
-        if not must_call and self.response_format and self.response_format.schema_of_answer is not None:
-            return "response_format.json_schema.schema"
+        if not must_call and self.constraint is not None:
+            return self.constraint.field
         return "tools" if self.tools else None
 
     @property
     def offered_tools(self) -> list[Tool]:
         """The tools that the answer may call."""
         return [] if self.tool_choice == "none" else (self.tools or [])
+
+    @property
+    def open_message(self) -> str:
+        """The text that the answer continues."""
+        return (self.messages[-1].content or "") if self.continue_final_message else ""
 
     @property
     def prompts(self) -> list[Any]:

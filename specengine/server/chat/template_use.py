@@ -59,7 +59,10 @@ class TemplateUse:
                 raise ApiError(400, message, param="chat_template_kwargs")
         variables |= self._effort(body)
         tools = [tool.template_tool for tool in body.offered_tools] if "tools" in self._reads else []
-        return {"tools": tools or None, "variables": variables}
+        opens = body.continue_final_message or False
+        new_turn = not opens if body.add_generation_prompt is None else body.add_generation_prompt
+        prompt = {"add_generation_prompt": new_turn, "continue_final_message": opens}
+        return {"tools": tools or None, "variables": variables, **prompt}
 
     def answer_format(self, body: ChatRequest, prompt: list[int]) -> AnswerFormat:
         """Returns what an answer may hold.  prompt: token ids. Raises ApiError for tools in an unknown dialect."""
@@ -72,8 +75,8 @@ class TemplateUse:
             dialect=self._dialect if offered else None,
             tools={tool.function.name: tool.function.parameters for tool in offered},
             reasoning=self._reasoning,
-            opened=bool(self._reasoning and self._reasoning.opened_by(end)),
-            has_schema=bool(body.response_format and body.response_format.schema_of_answer is not None),
+            opened=bool(self._reasoning and self._reasoning.opened_by(end, body.open_message)),
+            is_constrained=body.constraint is not None,
         )
 
     def reads_special_tokens(self, answer: AnswerFormat) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from specengine.server.body import Body, Unsupported
+from specengine.server.body import Body
 from specengine.server.fields import Integer, make_error
 from specengine.tool_calls.json_arguments import as_object
 
@@ -113,14 +113,30 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
+    """The form of a text.  bare_schema: the field `schema` of llama.cpp, which has no wrapper around it."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    bare_schema: dict[str, Any] | None = Field(None, alias="schema")
 
-    unsupported: ClassVar[Unsupported] = {}
+    @model_validator(mode="after")
+    def _check_schemas(self) -> ResponseFormat:
+        if self.json_schema is not None and self.type != "json_schema":
+            raise make_error("json_schema: needs the type 'json_schema'")
+        if self.bare_schema is not None and (self.type == "text" or self.json_schema is not None):
+            raise make_error("schema: needs the type 'json_object', or 'json_schema' without json_schema")
+        if self.type == "json_schema" and self.json_schema is None and self.bare_schema is None:
+            raise make_error("json_schema: is missing")
+        return self
 
     @property
     def schema_of_answer(self) -> dict[str, Any] | None:
-        """The schema of the answer, or None for any text."""
-        if self.type == "json_schema" and self.json_schema is not None:
+        """The schema of the text, or None for any text."""
+        if self.json_schema is not None:
             return self.json_schema.json_schema
-        return {"type": "object"} if self.type == "json_object" else None
+        return {} if self.type == "json_object" and self.bare_schema is None else self.bare_schema
+
+    @property
+    def field(self) -> str:
+        """The field of the schema."""
+        return "response_format.json_schema.schema" if self.bare_schema is None else "response_format.schema"
