@@ -10,6 +10,7 @@ import pytest
 ALLOWED = (
     *("no GPU", "one GPU alone", "needs nvcc"),
     "llama-cpp-python is not installed",  # an installation compiles it for minutes
+    "no interpreter has the client",  # clients and what they need are large, and they contradict each other
     *("root may write anywhere", "never samples", "a draft model has them all"),
     *("tensors of this test are the host's", "these tensors are the host's"),
 )
