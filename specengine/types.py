@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from specengine.utils.parameter_checks import check_integer, check_number, check_text, shown
 
 Message = Mapping[str, Any]  # role and content; tool_calls and others where a chat template reads them
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -56,9 +57,10 @@ class SamplingParams:
     trace: records every cycle's tree, accepted nodes and bonus token.
     json_schema: the text is JSON of this schema (a dict, or its JSON text; kept as text); {} is any JSON object.
     regex: the whole text matches this expression.  grammar: the text follows this Lark grammar of llguidance, which may
-      name special tokens.  choices: the text is one of these strings.  One of the four at most is a constraint: tokens
-      that cannot continue a text of its language have probability 0. Stop strings and max_new_tokens may still cut
-      the text. Where the language ends, so does the text, even under ignore_eos.
+      name special tokens, or this GBNF grammar of llama.cpp.  choices: the text is one of these strings.  One of the
+      four at most is a constraint: tokens that cannot continue a text of its language have probability 0. Stop
+      strings, stop tokens and max_new_tokens may still cut the text. Where the language ends, so does the text, even
+      under ignore_eos.
     adapter: name of the engine's adapter that continues the prompt; None: the model as it is.
 
     Raises ValueError naming the parameter, for an unknown name or a value out of range.
@@ -90,9 +92,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, low, high in _INTEGERS:
-            object.__setattr__(self, name, _integer(name, getattr(self, name), low, high))
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), low, high))
         for name, least, most in _NUMBERS:
-            object.__setattr__(self, name, _number(name, getattr(self, name), least, most))
+            object.__setattr__(self, name, check_number(name, getattr(self, name), least, most))
         # A temperature whose reciprocal overflows float32 has no distribution; it means greedy, so say so.
         if 0 < self.temperature < 1e-4:
             raise ValueError(f"temperature: expected 0 (greedy) or at least 1e-4, got {self.temperature!r}")
@@ -100,9 +102,9 @@ class SamplingParams:
             raise ValueError(f"seed: seed + n - 1 must stay below 2**63, got {self.seed!r}")
         for name in ("ignore_eos", "trace", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: expected True or False, got {_shown(getattr(self, name))}")
+                raise ValueError(f"{name}: expected True or False, got {shown(getattr(self, name))}")
         if self.adapter is not None and (not isinstance(self.adapter, str) or not self.adapter):
-            raise ValueError(f"adapter: expected the name of an adapter or None, got {_shown(self.adapter)}")
+            raise ValueError(f"adapter: expected the name of an adapter or None, got {shown(self.adapter)}")
         if self.min_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_tokens: expected at most max_new_tokens={self.max_new_tokens}, got {self.min_tokens}"
@@ -135,20 +137,18 @@ class SamplingParams:
         stops = tuple(self.stop or ()) if several else (self.stop,)
         for text in stops:
             if not isinstance(text, str) or not text:
-                raise ValueError(f"stop: expected a non-empty string or a list of them, got {_shown(text)}")
+                raise ValueError(f"stop: expected a non-empty string or a list of them, got {shown(text)}")
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"stop: {_shown(text)} is not valid UTF-8 text, so no output can contain it"
-                ) from error
+                raise ValueError(f"stop: {shown(text)} is not valid UTF-8 text, so no output can contain it") from error
         object.__setattr__(self, "stop", stops)
 
     def _check_stop_token_ids(self) -> None:
         ids = self.stop_token_ids
         if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
-            raise ValueError(f"stop_token_ids: expected a list of token ids, got {_shown(ids)}")
-        checked = dict.fromkeys(_integer("stop_token_ids", token, 0, 2**31 - 1) for token in ids)
+            raise ValueError(f"stop_token_ids: expected a list of token ids, got {shown(ids)}")
+        checked = dict.fromkeys(check_integer("stop_token_ids", token, 0, 2**31 - 1) for token in ids)
         object.__setattr__(self, "stop_token_ids", tuple(checked))
 
     def _check_logit_bias(self) -> None:
@@ -158,7 +158,9 @@ class SamplingParams:
         if not isinstance(bias, Mapping):
             raise ValueError(f"logit_bias: expected a mapping of token id to number, got {type(bias).__name__}")
         checked = {
-            _integer("logit_bias: token id", token, 0, 2**31 - 1): _number(f"logit_bias[{token}]", value, -1e6, 1e6)
+            check_integer("logit_bias: token id", token, 0, 2**31 - 1): check_number(
+                f"logit_bias[{token}]", value, -1e6, 1e6
+            )
             for token, value in bias.items()
         }
         object.__setattr__(self, "logit_bias", checked)
@@ -168,25 +170,16 @@ class SamplingParams:
             object.__setattr__(self, "json_schema", _json_text(self.json_schema))
         for name in ("regex", "grammar"):
             if (text := getattr(self, name)) is not None:
-                _check_text(name, text)
+                check_text(name, text)
         if self.choices is not None:
             if not isinstance(self.choices, list | tuple) or not self.choices:
-                raise ValueError(f"choices: expected a list of one or more strings, got {_shown(self.choices)}")
+                raise ValueError(f"choices: expected a list of one or more strings, got {shown(self.choices)}")
             for number, text in enumerate(self.choices):
-                _check_text(f"choices[{number}]", text)
+                check_text(f"choices[{number}]", text)
             object.__setattr__(self, "choices", tuple(self.choices))
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[1]}: a text has one constraint at most, {given[0]} is given too")
-
-
-def _check_text(name: str, text: Any) -> None:
-    if not isinstance(text, str) or not text:
-        raise ValueError(f"{name}: expected a non-empty string, got {_shown(text)}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name}: character {error.start} is an unpaired surrogate, so this is no text") from None
 
 
 def _json_text(schema: Any) -> str:
@@ -199,36 +192,13 @@ def _json_text(schema: Any) -> str:
     else:
         parsed = schema
     if not isinstance(parsed, Mapping):
-        raise ValueError(f"json_schema: expected a JSON object, got {_shown(parsed)}")
+        raise ValueError(f"json_schema: expected a JSON object, got {shown(parsed)}")
     try:
         text = json.dumps(dict(parsed), allow_nan=False, ensure_ascii=False)
         text.encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError too
         raise ValueError(f"json_schema: expected plain JSON values: {error}") from None
     return text
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> int:
-    """The value as an int (numpy's integers included)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not low <= int(value) <= high:
-        raise ValueError(f"{name}: expected an integer from {low} to {high}, got {_shown(value)}")
-    return int(value)
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    """The value as a float (ints and numpy's floats included)."""
-    good = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not good or not low <= value <= high:  # NaN fails this comparison
-        raise ValueError(f"{name}: expected a number from {low} to {high}, got {_shown(value)}")
-    return float(value)
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # an integer of too many digits, or a faulty __repr__
-        return f"an unprintable {type(value).__name__}"
-    return text if len(text) <= 100 else f"{text[:99]}\u2026"
 
 
 @dataclass(frozen=True)

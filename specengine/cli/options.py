@@ -32,7 +32,9 @@ JsonSchema = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The answer is JSON of the schema in this file; {} is any object.")
 ]
 Regex = Annotated[str | None, typer.Option(help="The whole answer matches this regular expression.")]
-Grammar = Annotated[Path | None, typer.Option(metavar="FILE", help="The answer follows the Lark grammar in this file.")]
+Grammar = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="The answer follows the Lark or GBNF grammar in this file.")
+]
 Choices = Annotated[list[str] | None, typer.Option("--choice", help="The answer is one of these texts; repeatable.")]
 
 
