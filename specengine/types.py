@@ -145,7 +145,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", stops)
 
     def _check_stop_token_ids(self) -> None:
-        ids = self.stop_token_ids
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
         if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
             raise ValueError(f"stop_token_ids: expected a list of token ids, got {shown(ids)}")
         checked = dict.fromkeys(check_integer("stop_token_ids", token, 0, 2**31 - 1) for token in ids)

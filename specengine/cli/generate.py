@@ -71,7 +71,6 @@ def generate(
     adapters = parse_named_paths("adapter", [adapter])
     given = {
         **options.read_constraint(json_schema, regex, grammar, choices),
-        "stop_token_ids": stop_token_ids or (),
         "logit_bias": options.parse_logit_bias(logit_bias or []),
         "adapter": next(iter(adapters), None),
     }

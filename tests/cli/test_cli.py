@@ -80,7 +80,7 @@ def test_generate_has_every_parameter_of_the_api_with_its_default():
     for name, parameter in inspect.signature(specengine.generate).parameters.items():
         if name not in ("prompts", "adapters"):  # --adapter names a folder too
             # typer passes None for a repeatable option that is absent
-            assert options[name].default == (parameter.default if name != "stop" else None), name
+            assert options[name].default == (None if name in ("stop", "stop_token_ids") else parameter.default), name
 
 
 def test_a_constraint_comes_from_options_and_files(tmp_path):
@@ -138,6 +138,18 @@ def test_generate_options_reach_the_engine():
     for left_out in ("temperature", "top_k", "repetition_penalty", "logit_bias", "seed"):
         less = {key: value for key, value in settings.items() if key != left_out}
         assert found["token_ids"] != specengine.generate([3, 4, 5, 3, 4, 5], **less).token_ids, left_out
+
+
+def test_generate_ends_at_a_stop_token_unless_it_comes_too_early():
+    def tokens(*options: str) -> list[int]:
+        return json.loads(run("generate", "3 4 5", "--model", TINY, "--json", *options).stdout)["token_ids"]
+
+    whole = tokens("--max-new-tokens", "12")
+    end = whole.index(whole[6]) + 1
+    stop = ("--max-new-tokens", "12", "--stop-token-id", "1", "--stop-token-id", str(whole[6]))
+    assert tokens(*stop) == whole[:end]
+    late = tokens(*stop, "--min-tokens", str(end))
+    assert late[: end - 1] == whole[: end - 1] and late[end - 1] != whole[6] and len(late) > end
 
 
 def test_generate_n_gives_several_outputs():
