@@ -51,7 +51,8 @@ def test_a_stop_token_cuts_a_constrained_text_unless_it_comes_too_early(engines)
     for engine in engines:
         cut = engine.generate(PROMPT, SamplingParams(choices=["yes, of"], stop_token_ids=[ord(",")]))
         assert (cut.text, cut.finish_reason) == ("yes", "stop")
-        other = SamplingParams(regex="ab?c|ab{3}d", stop_token_ids=[ord("c")], min_tokens=4, max_new_tokens=20)
-        assert engine.generate(PROMPT, other).text == "abbbd"
+        early = {"stop_token_ids": [ord("c")], "logit_bias": {ord("c"): 50.0}, "max_new_tokens": 20}
+        assert engine.generate(PROMPT, SamplingParams(regex="ab?c|ab{3}d", **early)).text == "a"
+        assert engine.generate(PROMPT, SamplingParams(regex="ab?c|ab{3}d", min_tokens=4, **early)).text == "abbbd"
         forced = SamplingParams(choices=["ac"], stop_token_ids=[ord("c")], min_tokens=4, max_new_tokens=20)
         assert engine.generate(PROMPT, forced).text == "a"
