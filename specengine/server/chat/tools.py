@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from specengine.server.body import Body
+from specengine.server.body import Body, Unsupported
 from specengine.server.fields import Integer, make_error
 from specengine.tool_calls.json_arguments import as_object
 
@@ -118,6 +118,8 @@ class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     bare_schema: dict[str, Any] | None = Field(None, alias="schema")
+
+    unsupported: ClassVar[Unsupported] = {}
 
     @model_validator(mode="after")
     def _check_schemas(self) -> ResponseFormat:
