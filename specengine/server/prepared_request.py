@@ -63,8 +63,8 @@ class RequestPreparer:
     def _encode(self, body: GenerationRequest) -> tuple[list[list[int]], AnswerFormat, dict[str, Any]]:
         """Returns the prompts, what an answer may hold, and the engine's parameters for it."""
         if not isinstance(body, ChatRequest):
-            more = {**constrain_text(body.constraint), "skip_special_tokens": body.skip_special_tokens is not False}
-            return self._encode_prompts(body, body.prompts), AnswerFormat(), more
+            own = {**constrain_text(body.constraint), "skip_special_tokens": body.skip_special_tokens is not False}
+            return self._encode_prompts(body, body.prompts), AnswerFormat(), own
         arguments = self._template.arguments(body)
         prompts = self._encode_prompts(body, [self._template.messages(body)], arguments)
         answer = self._template.answer_format(body, prompts[0])
