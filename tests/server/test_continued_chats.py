@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from tests.selection import looped
 from tests.server.tools import TOOL
 
 USER = {"role": "user", "content": "hi"}
@@ -45,18 +46,18 @@ def test_a_message_without_content_cannot_be_continued(serve):
         ask(client, said(None, tool_calls=[CALL]), continue_final_message=True)
 
 
-@pytest.mark.parametrize(
-    ("begun", "reasoning", "content"),
+@looped(
+    "begun, text, reasoning, content",
     [
-        ("<think>Let me", "see.", "So"),
-        ("<think>a</think>b<think>", "see.", "So"),
-        ("<think>a</think>b", None, " see.</think>\nSo"),
-        ("b", None, " see.</think>\nSo"),
-        ("", None, " see.</think>\nSo"),
+        ("<think>Let me", " see.</think>\nSo", "see.", "So"),
+        ("<think>a</think>b<think>", " see.</think>\nSo", "see.", "So"),
+        ("<think>a</think>b", " see. So", None, " see. So"),
+        ("b", " see. So", None, " see. So"),
+        ("", " see. So", None, " see. So"),
     ],
 )
-def test_what_continues_reasoning_is_reasoning(serve, begun, reasoning, content):
-    client, script = serve("thinking", " see.</think>\nSo")
+def test_what_continues_reasoning_is_reasoning(serve, begun, text, reasoning, content):
+    client, script = serve("thinking", text)
     message = ask(client, said(begun), continue_final_message=True)
     assert script.prompts[0].endswith(f"[assistant]{begun}")
     assert (getattr(message, "reasoning", None), message.content) == (reasoning, content)
