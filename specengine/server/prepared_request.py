@@ -120,8 +120,8 @@ class RequestPreparer:
         room = self._context - prompt_tokens
         if requested is not None and requested > room:
             message = (
-                f"{field}: is {requested}; the prompt is too long for it, because this model's maximum context length "
-                f"is {self._context} tokens and the prompt has {prompt_tokens}"
+                f"{field}: {requested} new tokens and a prompt of {prompt_tokens} do not fit: this model's maximum "
+                f"context length is {self._context} tokens, so the prompt is too long for this {field}"
             )
             raise ApiError(400, message, param=field, code="context_length_exceeded")
         if requested is not None and most and requested > most:
