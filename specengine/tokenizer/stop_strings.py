@@ -13,8 +13,11 @@ class StopSearch(Protocol):
     def matched(self) -> str | None:
         """Returns what was found, or None."""
 
-    def feed(self, piece: str) -> tuple[str, bool]:
-        """Takes the next piece. Returns the text that surely stays, and whether the text ends there."""
+    def feed(self, piece: str, may_end: bool = True) -> tuple[str, bool]:
+        """Takes the next piece.  may_end: whether the text may end in what becomes certain with it.
+
+        Returns the text that surely stays, and whether the text ends there.
+        """
 
     def finish(self) -> str:
         """Ends the text and returns the part that was held back and stays."""

@@ -31,16 +31,21 @@ class ContentStops:
         self._end = 0  # of the content that was searched last
         self._held = 0  # characters before it that may begin a stop string
         self._skips_space = False
+        self._may_end = True
 
     @property
     def matched(self) -> str | None:
         """Returns the stop string that was found, or None."""
         return self._search.matched
 
-    def feed(self, piece: str) -> tuple[str, bool]:
-        """Takes the next piece. Returns the text that surely precedes any stop string, and whether one is complete."""
+    def feed(self, piece: str, may_end: bool = True) -> tuple[str, bool]:
+        """Takes the next piece. Returns the text that surely precedes any stop string, and whether one is complete.
+
+        may_end: whether one may end in the content that becomes certain with this piece.
+        """
         if self.matched is not None:
             return "", True
+        self._may_end = may_end
         self._text += piece
         self._growing.feed(piece)
         stop = self._find()
@@ -71,7 +76,7 @@ class ContentStops:
         self._end = piece.at + len(piece.text)
         text = piece.text.lstrip(SPACES) if self._skips_space else piece.text
         self._skips_space = self._skips_space and not text
-        emitted, stopped = self._search.feed(text)
+        emitted, stopped = self._search.feed(text, self._may_end)
         if stopped:
             return self._end - len(text) - self._held + len(emitted)
         self._held += len(text) - len(emitted)

@@ -116,7 +116,7 @@ def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_look_for(
 
 
 UNKNOWN = {
-    "guided_json": {},
+    "guided_whitespace_pattern": " ",
     "whatever\n": 5,
     "\ud83d": 1,
     "x" * 500: 1,

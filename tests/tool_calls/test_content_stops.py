@@ -129,3 +129,9 @@ def test_every_division_of_a_broken_answer_is_cut_alike(seeds):
         cut, whole = parse(answer, [text[:at]]), parse(answer, [text])
         assert whole.content.startswith(cut.content.rstrip()), (text, stops)
     assert num_cut > len(seeds) / 10
+
+
+def test_no_stop_string_ends_where_none_may():
+    search = ContentStops(OPENED, ["two"])
+    pieces = [("a</think>x tw", True), ("o y", False), (" two z", True)]
+    assert [search.feed(*piece) for piece in pieces] == [("a</think>x ", False), ("two y", False), (" ", True)]
