@@ -38,7 +38,11 @@ class VocabularyReader:
             if special or (text.startswith("<") and text.endswith(">"))
         )
         self.special_token_ids = sorted({*marks, *eos_token_ids})
-        self._special = {token: tokenizer.token_text(token) for token in self.special_token_ids}
+        added = tokenizer.added_tokens
+        self._special = {
+            token: added[token][0] if token in added else tokenizer.token_text(token)
+            for token in self.special_token_ids
+        }
         self._prefix = self._encode(MARK) if self._bytes(self._encode("a")) != b"a" else []
 
     def __call__(self, text: str) -> list[int]:

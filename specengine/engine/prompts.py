@@ -51,7 +51,9 @@ def encode_prompt(
         raise ValueError("prompt: is empty (it has no tokens to continue)")
     wrong = next((token for token in ids if not 0 <= token < config.vocab_size), None)
     if wrong is not None:
-        raise ValueError(f"prompt: token id {wrong} is not in 0 to {config.vocab_size - 1}")
+        text = tokenizer.token_text(wrong) if tokenizer is not None and wrong >= 0 else ""
+        named = f"{wrong} ({text!r})" if text else f"{wrong}"
+        raise ValueError(f"prompt: token id {named} is not in 0 to {config.vocab_size - 1}")
     if len(ids) >= config.max_position:
         raise PromptTooLong(
             f"prompt: has {len(ids)} tokens; the prompt is too long, because this model's maximum context length is "

@@ -26,7 +26,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
                 "tokenizer_class": "PreTrainedTokenizerFast",
                 "add_bos_token": vocabulary.add_bos,
                 "add_eos_token": vocabulary.add_eos,
-                "chat_template": vocabulary.chat_template,
+                "chat_template": vocabulary.chat_template and vocabulary.chat_template.text,
                 **vocabulary.special_tokens,
             },
         )

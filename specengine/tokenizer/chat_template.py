@@ -118,8 +118,8 @@ class ChatTemplate:
 
         tools: functions as JSON schemas.  variables: further ones of the template, such as `enable_thinking`.
         continue_final_message: ends behind the content of the last message; excludes add_generation_prompt.
-        Raises ValueError if the messages are malformed, if the template raises an error, or if it exceeds the limits
-        of time and memory.
+        Raises ValueError if the messages are malformed, and one naming `source` if the template raises an error, gives
+        an empty text, or exceeds the limits of time and memory.
         """
         if continue_final_message and add_generation_prompt:
             raise ValueError("continue_final_message: excludes add_generation_prompt")
@@ -134,9 +134,11 @@ class ChatTemplate:
             if continue_final_message:
                 text = cut_at_tag(text, content)
             text.encode("utf-8")  # raises for an unpaired surrogate of the template or of a message
-            return text
         except ValueError as error:
             raise ValueError(f"{self.source}: chat template failed: {error}") from error
+        if not text:
+            raise ValueError(f"{self.source}: chat template gives an empty text for these messages")
+        return text
 
 
 @lru_cache(maxsize=1)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
 
+from specengine.tokenizer.added_tokens import read_added_tokens
 from specengine.tokenizer.backend_limits import library_errors
+from specengine.tokenizer.prefix_space import set_prefix_space
 from specengine.tokenizer.sentencepiece_bpe import read_model_file
-from specengine.tokenizer.vocabulary import Vocabulary, choose_template
+from specengine.tokenizer.vocabulary import TemplateFile, Vocabulary, choose_template
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 
@@ -37,19 +38,30 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     path = folder / "tokenizer.json"
     if path.is_file():
         backend = _read_backend(path)
+        added = read_added_tokens(folder, config, backend.get_added_tokens_decoder())
     else:
         path = folder / "tokenizer.model"
         # A config without `legacy` predates that key; a space then followed every special token.
         backend, bos, eos = read_model_file(path, first_segment_only=not fields.get("legacy", bool, True))
-        _add_tokens(backend, folder, config)
+        added = read_added_tokens(folder, config, None)
+    model_type = _read_json(folder / "config.json").get("model_type")
+    set_prefix_space(
+        backend,
+        fields.get("add_prefix_space", bool, None),
+        fields.get("tokenizer_class", str, ""),
+        model_type if isinstance(model_type, str) else "",
+    )
+    added.add_to(backend)
+    backend.encode_special_tokens = fields.get("split_special_tokens", bool, False)
 
-    texts = _special_texts(folder, config)
-    bos = _id_of(backend, texts, "bos_token", folder, bos)
-    eos = _id_of(backend, texts, "eos_token", folder, eos)
+    texts = {name: token.content for name, token in added.named.items()}
+    bos, eos = (
+        backend.token_to_id(texts[name]) if name in texts else default
+        for name, default in (("bos_token", bos), ("eos_token", eos))
+    )
     for name, index in (("bos_token", bos), ("eos_token", eos)):
-        if index is not None and (token := backend.id_to_token(index)) is not None:
-            texts[name] = token
-    template, template_source = _chat_template(folder, config)
+        if index is not None and name not in texts and (text := backend.id_to_token(index)) is not None:
+            texts[name] = text
     # tokenizer.model does not say whether BOS precedes a text; by convention it does.
     convention = bos is not None if path.name == "tokenizer.model" else None
     return Vocabulary(
@@ -61,8 +73,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
         add_bos=fields.get("add_bos_token", bool, convention),
         add_eos=fields.get("add_eos_token", bool, None),
         special_tokens=texts,
-        chat_template=template,
-        template_source=template_source,
+        chat_template=_chat_template(folder, config),
         model_name=model_name(folder),
     )
 
@@ -81,45 +92,6 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
     return backend
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> None:
-    """Adds the tokens that only the JSON files list. Raises ValueError if a token would get another id."""
-    added: dict[int, AddedToken] = {}
-    special = set(_special_texts(folder, config).values())
-    with library_errors(f"{folder / 'added_tokens.json'}: expected an object of token ids"):
-        for token, index in _read_json(folder / "added_tokens.json").items():
-            added[int(index)] = AddedToken(token, special=token in special, normalized=False)
-    with library_errors(f"{folder / 'tokenizer_config.json'}: added_tokens_decoder: expected tokens by id"):
-        for index, entry in (config.get("added_tokens_decoder") or {}).items():
-            options = {name: entry[name] for name in ("special", "lstrip", "rstrip", "single_word") if name in entry}
-            added[int(index)] = AddedToken(entry["content"], normalized=False, **options)
-    for index in sorted(added):
-        backend.add_tokens([added[index]])
-        if (got := backend.token_to_id(added[index].content)) != index:
-            raise ValueError(f"{folder}: added token {added[index].content!r} has id {index} but would become {got}")
-
-
-def _special_texts(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    texts = {}
-    for source in (_read_json(folder / "special_tokens_map.json"), config):
-        for name, value in source.items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(text, str):
-                texts[name] = text
-    return texts
-
-
-def _id_of(
-    backend: tokenizers.Tokenizer, texts: dict[str, str], name: str, folder: Path, default: int | None
-) -> int | None:
-    if name not in texts:
-        return default
-    with library_errors(f"{folder / 'tokenizer_config.json'}: {name}"):
-        index = backend.token_to_id(texts[name])
-    if index is None:
-        raise ValueError(f"{folder / 'tokenizer_config.json'}: {name} {texts[name]!r} is not in the vocabulary")
-    return index
-
-
 def _eos_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
     """Returns the end tokens of the tokenizer and generation_config.json; if there are none, those of config.json."""
     found = [] if eos is None else [eos]
@@ -133,30 +105,22 @@ def _eos_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, str]:
+def _chat_template(folder: Path, config: dict[str, Any]) -> TemplateFile | None:
     """Returns the template and its file, in the order of precedence of `transformers`."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
-            return path.read_text(encoding="utf-8"), str(path)
+            return TemplateFile(str(path), path.read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8 text: {error}") from None
+            return TemplateFile(str(path), None, f"not UTF-8 text: {error}")
     for name, content in (("tokenizer_config.json", config), ("chat_template.json", None)):
         path = folder / name
         value = (_read_json(path) if content is None else content).get("chat_template")
-        if isinstance(value, str):
-            return value, str(path)
-        if isinstance(value, dict):
-            value = [{"name": key, "template": text} for key, text in value.items()]
+        if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+            value = {str(entry.get("name")): entry.get("template") for entry in value}
         if value is not None:
-            try:
-                named = [(entry["name"], entry["template"]) for entry in value]
-                if not all(isinstance(text, str) for entry in named for text in entry):
-                    raise TypeError
-            except (TypeError, KeyError):
-                raise ValueError(f"{path}: chat_template must be a string or a list of named templates") from None
-            return choose_template(named, str(path)), str(path)
-    return None, ""
+            return choose_template(value if isinstance(value, dict) else {"default": value}, str(path))
+    return None
 
 
 def model_name(folder: Path) -> str:

@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 from specengine.tokenizer.backend_limits import check_entries, library_errors
 from specengine.tokenizer.pre_tokenizers import rules_for
 from specengine.tokenizer.sentencepiece_bpe import TokenType, added_tokens, build_backend
-from specengine.tokenizer.vocabulary import Vocabulary, choose_template
+from specengine.tokenizer.vocabulary import TemplateFile, Vocabulary, choose_template
 
 _PREFIX = "tokenizer.ggml."
 NAME_KEYS = ("general.name", "general.basename", "general.finetune")  # parts of the model's name
@@ -37,7 +37,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     backend, adds_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(metadata, tokens, types)
 
     ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom")}
-    ends = [ids[name] for name in ("eos", "eot", "eom")]
+    ends = [*(ids[name] for name in ("eos", "eot", "eom")), *_end_ids(metadata, len(tokens))]
     return Vocabulary(
         backend=backend,
         source="GGUF metadata",
@@ -48,7 +48,6 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add_eos=bool(metadata.get(_PREFIX + "add_eos_token", False)),
         special_tokens={f"{name}_token": tokens[i] for name in ("bos", "eos") if (i := ids[name]) is not None},
         chat_template=_chat_template(metadata),
-        template_source="tokenizer.chat_template",
         model_name=" ".join(str(metadata.get(key, "")) for key in NAME_KEYS),
     )
 
@@ -105,10 +104,13 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     return index
 
 
-def _chat_template(metadata: Mapping[str, Any]) -> str | None:
+def _end_ids(metadata: Mapping[str, Any], count: int) -> list[int]:
+    """Returns the list that Ollama writes. Ids beyond the vocabulary end nothing."""
+    ids = _array(metadata, "eos_token_ids", int) if _PREFIX + "eos_token_ids" in metadata else []
+    return [index for index in ids if 0 <= index < count]
+
+
+def _chat_template(metadata: Mapping[str, Any]) -> TemplateFile | None:
     key = "tokenizer.chat_template"
     named = {name[len(key) + 1 :]: value for name, value in metadata.items() if name.startswith(key + ".")}
-    templates = named | ({"default": metadata[key]} if key in metadata else {})
-    if wrong := [name for name, value in templates.items() if not isinstance(value, str)]:
-        raise ValueError(f"tokenizer.chat_template ({wrong[0]}) must be a string")
-    return choose_template(list(templates.items()), key)
+    return choose_template(named | ({"default": metadata[key]} if key in metadata else {}), key)

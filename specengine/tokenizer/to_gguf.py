@@ -47,8 +47,8 @@ def gguf_metadata(folder: Path, count: int, ends: tuple[int, ...] = ()) -> dict[
         )
     values |= _special_ids(vocabulary, ends)
     metadata = {_PREFIX + key: value for key, value in values.items()}
-    if vocabulary.chat_template is not None:
-        metadata["tokenizer.chat_template"] = vocabulary.chat_template
+    if vocabulary.chat_template is not None and vocabulary.chat_template.text is not None:
+        metadata["tokenizer.chat_template"] = vocabulary.chat_template.text
     metadata["general.name"] = vocabulary.model_name.strip()
     ours, theirs = Tokenizer(vocabulary), Tokenizer.from_gguf(metadata)
     if ours.encode(_PROBE) != theirs.encode(_PROBE):
@@ -100,8 +100,11 @@ def _entries(
 ) -> tuple[list[str], list[int]]:
     """Completes the entries of a model file by those of a backend; unused entries fill the gaps."""
     added = backend.get_added_tokens_decoder()
-    for token in added.values():
-        if token.lstrip or token.rstrip or token.single_word:
+    for index, token in added.items():
+        text = token.content
+        if index >= len(types) and token.normalized and backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        if token.lstrip or token.rstrip or token.single_word or text != token.content:
             raise ValueError(f"{source}: token {token.content!r} takes the spaces beside it, which GGUF cannot say")
     texts = {index: text for text, index in backend.get_vocab(with_added_tokens=True).items()}
     texts |= dict(enumerate(tokens))

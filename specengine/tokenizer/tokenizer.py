@@ -8,6 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
+
 from specengine.tokenizer.backend_limits import check_growth, library_errors
 from specengine.tokenizer.chat_template import CHAT_FORMATS, ChatTemplate, format_for_name
 from specengine.tokenizer.detokenizer import Detokenizer, PieceDecoder
@@ -33,19 +35,23 @@ class Tokenizer:
         for part in (self._backend.normalizer, self._backend.decoder):
             check_growth(part, self._source)
         self._prefix, self._suffix = self._frame_ids(vocabulary)
-        self._added = {
-            token_id: (token.content, token.special)
-            for token_id, token in self._backend.get_added_tokens_decoder().items()
-        }
+        added = self._backend.get_added_tokens_decoder()
+        self._added = {token_id: (token.content, token.special) for token_id, token in added.items()}
+        # A token that is matched in normalised text takes the space that the normaliser put before it.
+        self._matched = {token_id: self._normalized(token) for token_id, token in added.items()}
         self._decoder = PieceDecoder.from_backend(self._backend.decoder, self._source)
         self._pieces: dict[int, bytes] = {}
 
-        template, source, special = vocabulary.chat_template, vocabulary.template_source, vocabulary.special_tokens
+        template, special = vocabulary.chat_template, vocabulary.special_tokens
         self._template: ChatTemplate | None = None
+        self._template_problem = ""
         # A template of a model contains BOS. The built-in formats do not, so the tokenizer adds it.
         self._chat_prefix: list[int] = self._prefix if template is None else []
         if template is not None:
-            self._template = ChatTemplate(template, source, special)
+            try:
+                self._template = template.compile(special)
+            except ValueError as error:  # stops chats alone
+                self._template_problem = str(error)
         elif chat_format := format_for_name(vocabulary.model_name):
             self._template = ChatTemplate(CHAT_FORMATS[chat_format], f"chat format {chat_format!r}", special)
 
@@ -76,13 +82,13 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's template or a built-in format, or None."""
+        """The model's template or a built-in format; None without any, and for a template that is not valid."""
         return self._template
 
     @property
     def has_chat_template(self) -> bool:
-        """Returns whether `render_chat` works: with the model's template or with a built-in format."""
-        return self._template is not None
+        """Returns whether chats have a template: the model's, even if it is not valid, or a built-in format."""
+        return self._template is not None or bool(self._template_problem)
 
     @property
     def added_tokens(self) -> Mapping[int, tuple[str, bool]]:
@@ -146,10 +152,10 @@ class Tokenizer:
     ) -> str:
         """Returns the prompt text of a conversation of `role` and `content` dicts. See ChatTemplate.render.
 
-        Raises ValueError if there is no chat template, if it fails, or if `messages[i]` is malformed.
+        Raises ValueError if there is no chat template, if it is not valid or fails, or if `messages[i]` is malformed.
         """
         if self._template is None:
-            raise ValueError(f"{self._source}: no chat template; give a plain prompt")
+            raise ValueError(self._template_problem or f"{self._source}: no chat template; give a plain prompt")
         return self._template.render(messages, add_generation_prompt, tools, variables, continue_final_message)
 
     def encode_chat(
@@ -179,12 +185,19 @@ class Tokenizer:
     def _read_piece(self, token_id: int) -> bytes:
         if token_id < 0:
             raise ValueError(f"ids must be token ids, got {token_id}")
-        if token_id in self._added:
-            content, _ = self._added[token_id]
+        if token_id in self._matched:
+            content = self._matched[token_id]
             # Added tokens are plain text, even in a byte-level vocabulary.
             return content.encode("utf-8") if self._decoder.byte_level else self._decoder(content)
         token = self._backend.id_to_token(token_id) if token_id < self.vocab_size else None
         return b"" if token is None else self._decoder(token)
+
+    def _normalized(self, token: AddedToken) -> str:
+        normalizer = self._backend.normalizer
+        if normalizer is None or not token.normalized:
+            return token.content
+        with library_errors(f"{self._source}: added token {token.content!r}"):
+            return normalizer.normalize_str(token.content)
 
     def _frame_ids(self, vocabulary: Vocabulary) -> tuple[list[int], list[int]]:
         """Returns the ids before and after a text: from the configs if they decide, else from the backend."""

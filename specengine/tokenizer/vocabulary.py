@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import tokenizers
+
+from specengine.tokenizer.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True)
+class TemplateFile:
+    """A chat template as its file has it.  problem: why there is no text."""
+
+    source: str
+    text: str | None
+    problem: str = ""
+
+    def compile(self, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Makes the template. Raises ValueError naming the file if there is no text or if it is not valid Jinja."""
+        if self.text is None:
+            raise ValueError(f"{self.source}: {self.problem}")
+        return ChatTemplate(self.text, self.source, special_tokens)
 
 
 @dataclass(frozen=True)
@@ -14,7 +32,7 @@ class Vocabulary:
 
     backend: holds the entries and encodes. source: the file, for error messages. size: one more than the last id.
     add_bos, add_eos: whether these tokens frame a text; None leaves that to the backend's post-processor.
-    special_tokens: texts by name, such as `bos_token`. chat_template: Jinja, from `template_source`.
+    special_tokens: texts by name, such as `bos_token`.
     model_name: selects a built-in chat format if there is no template.
     """
 
@@ -26,21 +44,20 @@ class Vocabulary:
     add_bos: bool | None = None
     add_eos: bool | None = None
     special_tokens: dict[str, str] = field(default_factory=dict)
-    chat_template: str | None = None
-    template_source: str = ""
+    chat_template: TemplateFile | None = None
     model_name: str = ""
 
 
-def choose_template(templates: Sequence[tuple[str, str]], source: str) -> str | None:
+def choose_template(templates: Mapping[str, Any], source: str) -> TemplateFile | None:
     """Returns the template named "default", or the only one; None without any.
 
-    Raises ValueError naming `source` if several exist and none is the default.
+    If there is no such template, or if it is no text, the result says so when a chat is rendered.
     """
-    by_name = dict(templates)
-    if not by_name:
+    if not templates:
         return None
-    if "default" in by_name:
-        return by_name["default"]
-    if len(by_name) == 1:
-        return next(iter(by_name.values()))
-    raise ValueError(f"{source}: chat_template names {', '.join(by_name)} but none is 'default'")
+    text = templates.get("default", next(iter(templates.values())))
+    if "default" not in templates and len(templates) > 1:
+        return TemplateFile(source, None, f"chat_template names {', '.join(templates)} but none is 'default'")
+    if not isinstance(text, str):
+        return TemplateFile(source, None, f"chat_template must be a string or named strings, got {text!r:.80}")
+    return TemplateFile(source, text)
