@@ -116,8 +116,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> TemplateFile | None:
     for name, content in (("tokenizer_config.json", config), ("chat_template.json", None)):
         path = folder / name
         value = (_read_json(path) if content is None else content).get("chat_template")
-        if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
-            value = {str(entry.get("name")): entry.get("template") for entry in value}
+        if isinstance(value, list) and all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in value):
+            value = {entry["name"]: entry.get("template") for entry in value}
         if value is not None:
             return choose_template(value if isinstance(value, dict) else {"default": value}, str(path))
     return None

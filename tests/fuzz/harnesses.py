@@ -1,6 +1,6 @@
 """All of them."""
 
-from tests.fuzz import hybrids, mixtures, models, one_pass, ops, quantised, texts
+from tests.fuzz import hybrids, mixtures, models, one_pass, ops, quantised, texts, tokenizer_folders
 
 HARNESSES = (
     *models.HARNESSES,
@@ -10,4 +10,5 @@ HARNESSES = (
     *one_pass.HARNESSES,
     *ops.HARNESSES,
     *texts.HARNESSES,
+    *tokenizer_folders.HARNESSES,
 )

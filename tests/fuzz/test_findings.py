@@ -138,7 +138,7 @@ def test_a_vocabulary_of_gguf_is_refused_by_name(changes, named):
 )
 def test_a_configuration_of_a_tokenizer_is_refused_by_name(tmp_path, files, named):
     with pytest.raises(ValueError, match=named):
-        Tokenizer.from_folder(write_folder(tmp_path, **files))
+        Tokenizer.from_folder(write_folder(tmp_path, **files)).render_chat([{"role": "user", "content": "x"}])
 
 
 def test_replacements_that_double_a_text_again_and_again_are_refused(tmp_path):

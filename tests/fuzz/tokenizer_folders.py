@@ -13,7 +13,15 @@ from typing import Any
 from specengine.tokenizer import Tokenizer
 from tests.fuzz.contract import Harness
 from tests.fuzz.mutations import damaged_bytes, damaged_json
-from tests.tokenizer.folder_layouts import SIZES, decode_saved, difference, reference, vocabulary, write
+from tests.tokenizer.folder_layouts import (
+    SIZES,
+    decode_saved,
+    difference,
+    reference,
+    reference_class,
+    vocabulary,
+    write,
+)
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 _TEXTS = ("<|im_start|>", "<|im_end|>", "<pad>", "<tool>", "ABC", "he llo", "\u2581\u2581", " x", "th", "<s>", "</s>")
@@ -85,6 +93,7 @@ def _use(path: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     write(folder, {name: files[name] for name in _FILES if name in files})
     ours = Tokenizer.from_folder(folder)
+    reference_class(None)  # fails without the package
     try:
         theirs = reference(folder)
     except Exception:  # what `transformers` refuses has no reference

@@ -103,19 +103,24 @@ def write(folder: Path, files: dict[str, Any]) -> Path:
 
 
 def reference(folder: Path) -> Any:
-    """Returns the tokenizer of `transformers` that the folder names, by default the one without rules of its own."""
-    from transformers.tokenization_utils_tokenizers import TokenizersBackend
-
+    """Returns the tokenizer of `transformers`, of the class that the folder names."""
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    name = config.get("tokenizer_class")
+    return reference_class(config.get("tokenizer_class")).from_pretrained(str(folder), local_files_only=True)
+
+
+def reference_class(name: str | None) -> Any:
+    """Returns a class of `transformers`; the one without rules of its own for other names than two."""
+    from transformers import logging
+
+    logging.set_verbosity_error()
     if name == "GPT2Tokenizer":
-        from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer as kind
+        from transformers.models.gpt2.tokenization_gpt2 import GPT2Tokenizer as Kind
     elif name == "LlamaTokenizer":
-        from transformers.models.llama.tokenization_llama import LlamaTokenizer as kind
+        from transformers.models.llama.tokenization_llama import LlamaTokenizer as Kind
     else:
-        kind = TokenizersBackend
-    return kind.from_pretrained(str(folder), local_files_only=True)
+        from transformers.tokenization_utils_tokenizers import TokenizersBackend as Kind
+    return Kind
 
 
 def difference(ours: Tokenizer, theirs: Any, decode: Callable[[list[int], bool], str]) -> str | None:

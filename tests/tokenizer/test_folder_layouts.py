@@ -96,9 +96,13 @@ def layouts(name: str) -> dict[str, dict]:
 def differences(folder, files: dict) -> str | None:
     write(folder, files)
     theirs = reference(folder)
-    return difference(
-        Tokenizer.from_folder(folder), theirs, lambda ids, skip: theirs.decode(ids, skip_special_tokens=skip)
-    )
+    # The library (0.23) shows a special token that is matched in normalised text, though it is to skip it.
+    special = {index for index, token in theirs.added_tokens_decoder.items() if token.special}
+
+    def decode(ids: list[int], skip: bool) -> str:
+        return theirs.decode([index for index in ids if not (skip and index in special)], skip_special_tokens=skip)
+
+    return difference(Tokenizer.from_folder(folder), theirs, decode)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -96,24 +96,44 @@ def test_the_folder_name_chooses_a_chat_format(tmp_path):
         ({"tokenizer_config__json": "{"}, r"tokenizer_config\.json: not valid JSON"),
         ({"tokenizer_config__json": "[]"}, r"tokenizer_config\.json: expected a JSON object"),
         (
-            {"tokenizer_config__json": {"bos_token": "<none>"}},
-            r"tokenizer_config\.json: bos_token '<none>' is not",
-        ),
-        (
             {"generation_config__json": {"eos_token_id": "x"}},
             r"generation_config\.json: eos_token_id must be",
-        ),
-        ({"chat_template__jinja": "{% if %}"}, r"chat_template\.jinja: chat template is not valid Jinja"),
-        ({"tokenizer_config__json": {"chat_template": 3}}, r"tokenizer_config\.json: chat_template must be"),
-        (
-            {"tokenizer_config__json": {"chat_template": {"a": "x", "b": "y"}}},
-            r"tokenizer_config\.json: chat_template names a, b but none is 'default'",
         ),
     ],
 )
 def test_a_corrupt_file_is_named(tmp_path, files, message):
     with pytest.raises(ValueError, match=message):
         Tokenizer.from_folder(write_folder(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"chat_template__jinja": "{% if %}"}, r"chat_template\.jinja: chat template is not valid Jinja: .*line 1"),
+        ({"chat_template__jinja": "x" * 200_000}, r"chat_template\.jinja: chat template has 200000 characters"),
+        ({"chat_template__jinja": ""}, r"chat_template\.jinja: chat template gives an empty text"),
+        ({"chat_template__json": {"chat_template": "{{ x("}}, r"chat_template\.json: chat template is not valid Jinja"),
+        ({"tokenizer_config__json": {"chat_template": "{% set x %}"}}, r"tokenizer_config\.json: .*not valid Jinja"),
+        ({"tokenizer_config__json": {"chat_template": ""}}, r"tokenizer_config\.json: .*an empty text"),
+        ({"tokenizer_config__json": {"chat_template": 3}}, r"tokenizer_config\.json: chat_template must be"),
+        ({"tokenizer_config__json": {"chat_template": [{"name": "default"}]}}, "chat_template must be"),
+        (
+            {"tokenizer_config__json": {"chat_template": {"a": "x", "b": "y"}}},
+            r"tokenizer_config\.json: chat_template names a, b but none is 'default'",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_rendered_stops_chats_alone(tmp_path, files, message):
+    tokenizer = Tokenizer.from_folder(write_folder(tmp_path / "vicuna-7b", **files))
+    assert tokenizer.encode("th") == [258, 256] and tokenizer.has_chat_template
+    with pytest.raises(ValueError, match=message):
+        tokenizer.encode_chat(USER)
+
+
+def test_a_template_that_is_no_text_stops_chats_alone(tmp_path):
+    (write_folder(tmp_path) / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja: not UTF-8 text"):
+        Tokenizer.from_folder(tmp_path).encode_chat(USER)
 
 
 def test_a_decoder_that_cannot_stream_is_refused(tmp_path):

@@ -37,6 +37,28 @@ def test_every_token_that_ends_a_turn_is_an_eos_token():
     assert tokenizer.eos_token_ids == (259, 260)
 
 
+def test_the_list_of_end_tokens_that_ollama_writes_is_read():
+    tokenizer = Tokenizer.from_gguf(gguf_metadata(eos_token_ids=[259, 260, 999]))
+    assert tokenizer.eos_token_ids == (259, 260)
+
+
+@pytest.mark.parametrize(
+    ("templates", "message"),
+    [
+        ({"": "{% if %}"}, r"tokenizer\.chat_template: chat template is not valid Jinja"),
+        ({"": ""}, r"tokenizer\.chat_template: chat template gives an empty text"),
+        ({"": 3}, r"tokenizer\.chat_template: chat_template must be a string"),
+        ({".a": "x", ".b": "y"}, r"tokenizer\.chat_template: chat_template names a, b but none is 'default'"),
+    ],
+)
+def test_a_template_that_cannot_be_rendered_stops_chats_alone(templates, message):
+    keys = {f"tokenizer.chat_template{name}": value for name, value in templates.items()}
+    tokenizer = Tokenizer.from_gguf(gguf_metadata() | keys)
+    assert tokenizer.encode("the") == [257] and tokenizer.has_chat_template
+    with pytest.raises(ValueError, match=message):
+        tokenizer.render_chat([{"role": "user", "content": "hi"}])
+
+
 ROUND_TRIP = Tokenizer.from_gguf(gguf_metadata(pre="smollm"))
 
 
