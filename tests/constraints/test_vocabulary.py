@@ -15,6 +15,7 @@ from specengine.draft_trees.tree import DraftTree
 from specengine.tokenizer import Tokenizer
 from tests.constraints.masks import tokens_of
 from tests.constraints.vocabulary import CALL, ENDS, TOKENIZER
+from tests.tokenizer.folder_layouts import with_tokens, write
 from tests.tokenizer.vocabularies import sentencepiece_file, sentencepiece_metadata, write_folder
 
 SCHEMA = {"enum": [{"the answer": 12, "é": ["  two  spaces", None]}, {"the other": True}]}
@@ -111,3 +112,12 @@ def test_a_text_that_spells_special_tokens_is_encoded_without_them():
     reader = VocabularyReader(TOKENIZER, ENDS, 320)
     ids = reader("a<call><call> <end>")
     assert not {*ids} & {CALL, *ENDS} and TOKENIZER.decode(ids) == "a<call><call> <end>"
+
+
+def test_a_mark_that_is_matched_in_normalised_text_is_spelled_out_too(tmp_path):
+    saved = with_tokens("llama", "<tool>")
+    tokenizer = Tokenizer.from_folder(write(tmp_path, {"tokenizer.json": saved, "tokenizer_config.json": {}}))
+    assert tokenizer.encode("a <tool>")[-1] == tokenizer.vocab_size - 1
+    ids = VocabularyReader(tokenizer, [2], 320)(" <tool></s><tool>")
+    assert max(ids) < tokenizer.vocab_size - 1
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b" <tool></s><tool>"

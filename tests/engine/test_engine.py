@@ -11,10 +11,13 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.capabilities import HiddenStateReader
 from specengine.drafters.none import NoneDrafter
 from specengine.drafters.prompt_lookup.drafter import Config, PromptLookup
+from specengine.engine.prompts import encode_prompt
 from specengine.ops import native, reference
 from specengine.tensor_parallel.loading import load_model, resolve_device
+from specengine.tokenizer import Tokenizer
 from tests.drafters.steady import steady
 from tests.engines import GREEDY, SAMPLED, SHAPED, ids, oracle_engine, tiny_engine, tiny_model
+from tests.tokenizer.vocabularies import gguf_metadata
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 90)), [11, 12, 11, 12, 11, 12, 11], [200] * 9]
 
@@ -301,6 +304,14 @@ def test_penalties_and_bias_change_the_text_in_their_direction():
 def test_bad_prompts_are_refused_by_name(prompt, message):
     with pytest.raises(ValueError, match=message):
         tiny_engine().generate(prompt, GREEDY)
+
+
+def test_a_token_beyond_the_rows_of_the_model_is_refused_by_its_text():
+    tokenizer = Tokenizer.from_gguf(gguf_metadata())
+    config = dataclasses.replace(tiny_model().config, vocab_size=260)
+    assert encode_prompt("the", tokenizer, config) == [257]
+    with pytest.raises(ValueError, match=r"prompt: token id 260 \('<tool>'\) is not in 0 to 259"):
+        encode_prompt("the<tool>", tokenizer, config)
 
 
 def test_a_prompt_longer_than_the_context_is_refused():

@@ -228,6 +228,14 @@ def test_a_dialect_needs_a_template_that_reads_tools(serve):
             serve("plain", "x", **{setting: "nonsense"})
 
 
+def test_a_template_that_is_not_valid_is_named_when_a_chat_comes_and_lets_raw_prompts_through(serve):
+    client, _ = serve("broken", "x", tool_dialect="mistral")
+    for more in ({}, {"tools": [TOOL]}):
+        with pytest.raises(openai.BadRequestError, match=r"tokenizer_config\.json: chat template is not valid Jinja"):
+            client.chat.completions.create(**ASK, **more)
+    assert client.completions.create(model=ASK["model"], prompt="a").choices[0].text == "x"
+
+
 def test_tools_of_an_unknown_dialect_are_refused(serve):
     client, _ = serve("unknown", "x")
     with pytest.raises(openai.BadRequestError, match="--tool-dialect") as refused:

@@ -46,6 +46,7 @@ TEMPLATES = {
     "thinking": TOOLS + '{# <tool_call> "arguments" </think> #}' + MESSAGES + THINKING,
     "plain": MESSAGES,
     "unknown": TOOLS + MESSAGES,
+    "broken": "{% if %}",
 }
 SPECIAL = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")  # special tokens of some models, which decoding would skip
 PLAIN = ("<tool_call>", "</tool_call>", "<think>", "</think>")

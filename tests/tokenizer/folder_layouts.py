@@ -91,6 +91,13 @@ def vocabulary(backend: str) -> dict[str, int]:
     return BACKENDS[backend]().get_vocab()
 
 
+def with_tokens(backend: str, *tokens: AddedToken | str) -> str:
+    """Returns a tokenizer.json after `add_tokens`, which makes texts tokens that are matched in normalised text."""
+    changed = tokenizers.Tokenizer.from_str(tokenizer_json(backend))
+    changed.add_tokens([*tokens])
+    return changed.to_str()
+
+
 def write(folder: Path, files: dict[str, Any]) -> Path:
     """Writes a folder.  files: contents by name. Other ones than text become JSON; a backend's name its file."""
     folder.mkdir(parents=True, exist_ok=True)

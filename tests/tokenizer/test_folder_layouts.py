@@ -1,11 +1,19 @@
 """Tokens that a folder adds have the ids and texts that `transformers` gives them, in whichever file they are named."""
 
 import pytest
-import tokenizers
 from tokenizers import AddedToken
 
 from specengine.tokenizer import Tokenizer
-from tests.tokenizer.folder_layouts import BACKENDS, SIZES, difference, reference, tokenizer_json, vocabulary, write
+from tests.tokenizer.folder_layouts import (
+    BACKENDS,
+    SIZES,
+    difference,
+    reference,
+    tokenizer_json,
+    vocabulary,
+    with_tokens,
+    write,
+)
 
 CONFIG, MAP, IDS = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 FINE_TUNED = ("ABC", "<tool>", "he llo", "\u2581\u2581")
@@ -18,13 +26,6 @@ def mark(content: str, **flags) -> dict:
 
 def typed(content: str, **flags) -> dict:
     return mark(content, **flags) | {"__type": "AddedToken"}
-
-
-def with_tokens(backend: str, *tokens: AddedToken | str) -> str:
-    """Returns a tokenizer.json after `add_tokens`, which makes texts tokens that are matched in normalised text."""
-    changed = tokenizers.Tokenizer.from_str(tokenizer_json(backend))
-    changed.add_tokens([*tokens])
-    return changed.to_str()
 
 
 def layouts(name: str) -> dict[str, dict]:

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from specengine.tokenizer.pre_tokenizers import rules_for
@@ -76,6 +76,11 @@ def greedy_token(backend):
     backend.add_tokens([AddedToken("<mask>", lstrip=True)])
 
 
+def token_with_its_space(backend):
+    backend.normalizer = normalizers.Prepend(" ")
+    backend.add_tokens([AddedToken("<mask>", normalized=True)])
+
+
 def other_frame(backend):
     backend.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 259)])
 
@@ -86,6 +91,7 @@ def other_frame(backend):
         (unknown_rules, "splits text into words unlike gpt-2"),
         (no_merges, "has no merges"),
         (greedy_token, "'<mask>' takes the spaces beside it"),
+        (token_with_its_space, "'<mask>' takes the spaces beside it"),
         (other_frame, "other tokens than BOS and EOS"),
     ],
 )

@@ -30,7 +30,8 @@ class TemplateUse:
         template = tokenizer.chat_template
         text = template.text if template else ""
         self._reads = template.reads if template else frozenset[str]()
-        self._dialect = _choose_dialect(settings.tool_dialect, text, "tools" in self._reads)
+        unread = template is None and tokenizer.has_chat_template  # it is not valid, which stops chats alone
+        self._dialect = _choose_dialect(settings.tool_dialect, text, unread or "tools" in self._reads)
         self._reasoning = _choose_reasoning(settings.reasoning, text)
         # Grammars name these tokens, and parsers must see those that are special.
         added = {text: (token, special) for token, (text, special) in tokenizer.added_tokens.items()}
