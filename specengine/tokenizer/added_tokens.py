@@ -38,15 +38,17 @@ class AddedTokens:
         Raises ValueError naming file and token if a token would get another id than listed, or one that is taken.
         """
         known = backend.get_added_tokens_decoder().values()
+        flags = {repr(token) for token in known}
         new = [self.listed[index][0] for index in sorted(self.listed)]
         texts = {token.content for token in (*known, *new)}
-        others = {repr(token): token for token in (*self.named.values(), *self.extra) if token.content not in texts}
-        new += others.values()
+        new += [token for token in (*self.named.values(), *self.extra) if token.content not in texts]
         special = {token.content for token in known if token.special}  # the library never forgets that
         special |= {token.content for token in self.named.values()}
         for token in new:
             if token.content in special:
                 token.special = True
+        changed = {repr(token): token for token in new}  # the first of equal ones
+        new = [changed[key] for key in changed if key not in flags]
         with library_errors(f"{self.folder}: cannot add tokens"):
             backend.add_tokens(new)
         for index, (token, path) in self.listed.items():

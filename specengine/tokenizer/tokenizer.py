@@ -131,11 +131,11 @@ class Tokenizer:
         """Returns the bytes of one token, possibly a part of a character, with special tokens spelled out."""
         return self._piece(index(token_id))
 
-    def first_difference(self, other: Tokenizer) -> int | None:
-        """Returns the lowest shared id whose text differs in the other tokenizer, or None."""
+    def first_difference(self, other: Tokenizer, count: int) -> int | None:
+        """Returns the lowest shared id below `count` whose text differs in the other tokenizer, or None."""
         ours = self.entries()
         theirs = other.entries()
-        shared = sorted(ours.keys() & theirs.keys())
+        shared = sorted(i for i in ours.keys() & theirs.keys() if i < count)
         return next((i for i in shared if ours[i] != theirs[i] and self.token_bytes(i) != other.token_bytes(i)), None)
 
     def entries(self) -> dict[int, str]:

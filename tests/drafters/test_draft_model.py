@@ -449,11 +449,11 @@ def test_a_draft_model_that_is_not_there_is_not_taken_for_the_target():
 
 
 def words_of(*changed: int) -> Tokenizer:
-    """A tokenizer of 320 words, with other words at the ids given."""
-    words = {(f"other{i}" if i in changed else f"word{i}"): i for i in range(320)}
+    """A tokenizer of 330 words, with other words at the ids given."""
+    words = {(f"other{i}" if i in changed else f"word{i}"): i for i in range(330)}
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
     backend.decoder = tokenizers.decoders.Fuse()
-    return Tokenizer(Vocabulary(backend, "words", 320))
+    return Tokenizer(Vocabulary(backend, "words", 330))
 
 
 def test_a_draft_model_whose_tokens_mean_something_else_is_refused():
@@ -461,6 +461,7 @@ def test_a_draft_model_whose_tokens_mean_something_else_is_refused():
     drafter.small.tokenizer = words_of()
     drafter.check_tokenizer(None)
     drafter.check_tokenizer(words_of())
+    drafter.check_tokenizer(words_of(tiny_model().config.vocab_size))  # neither model has that token
     with pytest.raises(ValueError, match=r"^drafter: token 7 is 'word7' in self and 'other7' in the target"):
         drafter.check_tokenizer(words_of(30, 7))
     with pytest.raises(ValueError, match=r"^drafter: token 8"):

@@ -132,7 +132,7 @@ def test_the_space_before_a_text_is_that_of_the_tokenizer_class(backend, name, w
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     if name == "GPT2Tokenizer":
         names = dict.fromkeys(names, "<|endoftext|>")
-    saved = with_tokens(backend, *(AddedToken(text, special=True) for text in names.values()))
+    saved = with_tokens(backend, *(AddedToken(text, special=True) for text in names.values()), "ABC")
     saved = saved.replace('"add_prefix_space":false', f'"add_prefix_space":{str(not wanted).lower()}')
     config = {"tokenizer_class": name, "add_prefix_space": wanted, **names}
     assert differences(tmp_path, {"tokenizer.json": saved, CONFIG: config}) is None

@@ -74,7 +74,7 @@ class SmallModel:
         """Raises ValueError where the model's tokens are not the target's."""
         if tokenizer is None or self.tokenizer is None:
             return
-        token = tokenizer.first_difference(self.tokenizer)
+        token = tokenizer.first_difference(self.tokenizer, self.model.config.vocab_size)
         if token is not None:
             ours, theirs = self.tokenizer.token_text(token), tokenizer.token_text(token)
             raise ValueError(f"drafter: token {token} is {ours!r} in {self._path} and {theirs!r} in the target")
