@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from specengine.tokenizer import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+
+from specengine import tokenizer
 from tests.fuzz.contract import Harness
 from tests.fuzz.mutations import damaged_bytes, damaged_json
 from tests.tokenizer.folder_layouts import (
@@ -20,6 +22,7 @@ from tests.tokenizer.folder_layouts import (
     reference,
     reference_class,
     vocabulary,
+    with_tokens,
     write,
 )
 
@@ -31,12 +34,13 @@ _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
 
 def _random_folder(draw: Random) -> dict[str, Any]:
-    backend = draw.choice([*SIZES])
+    backend, own = draw.choice([*SIZES]), draw.sample(_TEXTS, draw.choice((0, 0, 1, 3)))
+    saved = with_tokens(backend, *(AddedToken(**_random_token(draw, text)) for text in own)) if own else backend
     config: dict[str, Any] = {"tokenizer_class": draw.choice(_CLASSES)}
     old: dict[str, Any] = {}
-    files = {"tokenizer.json": backend, "tokenizer_config.json": config}
+    files = {"tokenizer.json": saved, "tokenizer_config.json": config}
     known = draw.sample(_TEXTS, draw.randrange(6))
-    ids = _right_ids(backend, known)
+    ids = _right_ids(vocabulary(backend) if saved == backend else Tokenizer.from_str(saved).get_vocab(), known)
     if known and draw.random() < 0.1:
         ids[draw.choice(known)] = draw.choice((-1, 0, 1, 97, 258, 300, 2**31, 2**64))
     if draw.random() < 0.5:
@@ -58,10 +62,10 @@ def _random_folder(draw: Random) -> dict[str, Any]:
     return files | {"special_tokens_map.json": old} if draw.random() < 0.4 else files
 
 
-def _right_ids(backend: str, texts: Sequence[str]) -> dict[str, int]:
-    entries = vocabulary(backend)
+def _right_ids(entries: Mapping[str, int], texts: Sequence[str]) -> dict[str, int]:
+    """Returns the ids that the texts have, or get in their order after all others."""
     new = [text for text in texts if text not in entries]
-    ids = dict(zip(new, count(SIZES[backend]), strict=False))
+    ids = dict(zip(new, count(max(entries.values()) + 1), strict=False))
     return ids | {text: entries[text] for text in texts if text in entries}
 
 
@@ -92,7 +96,7 @@ def _use(path: Path) -> None:
     folder = path.parent / "folder"
     shutil.rmtree(folder, ignore_errors=True)
     write(folder, {name: files[name] for name in _FILES if name in files})
-    ours = Tokenizer.from_folder(folder)
+    ours = tokenizer.Tokenizer.from_folder(folder)
     reference_class(None)  # fails without the package
     try:
         theirs = reference(folder)
