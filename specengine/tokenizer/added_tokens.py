@@ -53,7 +53,10 @@ class AddedTokens:
             backend.add_tokens(new)
         for index, (token, path) in self.listed.items():
             if (got := backend.token_to_id(token.content)) != index:
-                raise ValueError(f"{path}: added token {token.content!r} has id {index} but would become {got}")
+                raise ValueError(
+                    f"{path}: added token {token.content!r} has id {index} but would become {got}; expected the "
+                    f"id that the vocabulary gives it, or the next one after all others"
+                )
         for token in new:
             got = backend.token_to_id(token.content)
             entry = None if got is None else backend.model.id_to_token(got)
