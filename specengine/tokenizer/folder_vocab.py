@@ -67,7 +67,7 @@ def read_folder_vocabulary(folder: Path) -> Vocabulary:
     return Vocabulary(
         backend=backend,
         source=str(path),
-        size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        size=_size(backend, path),
         bos_token_id=bos,
         eos_token_ids=_eos_ids(folder, eos),
         add_bos=fields.get("add_bos_token", bool, convention),
@@ -90,6 +90,17 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         backend.no_truncation()
         backend.no_padding()
     return backend
+
+
+def _size(backend: tokenizers.Tokenizer, path: Path) -> int:
+    """Returns one more than the highest id. Raises ValueError for two tokens of one id: they decode at random."""
+    entries = backend.get_vocab(with_added_tokens=True)
+    texts = {index: text for text, index in entries.items()}
+    if len(texts) < len(entries):
+        twice = next(text for text, index in entries.items() if texts[index] != text)
+        pair = ", ".join(sorted(repr(text) for text in (twice, texts[entries[twice]])))
+        raise ValueError(f"{path}: tokens {pair} have one id, {entries[twice]}; expected an id for each")
+    return max(texts, default=-1) + 1
 
 
 def _eos_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
