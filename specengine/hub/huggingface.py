@@ -7,6 +7,7 @@ from pathlib import Path
 
 from specengine.hub.embedded_models import EMBEDDED, fetch_embedded
 from specengine.types import ModelFetchError
+from specengine.utils.model_files import gguf_parts, is_gguf
 
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*?)(?P<gguf>/[\w.-]+\.gguf)?")
 # The last one has what PARD-2 adds to a model in safetensors.
@@ -29,10 +30,10 @@ def resolve_model(name: str | os.PathLike[str]) -> str | Path:
         if name in EMBEDDED:
             return fetch_embedded(name)
     path = Path(os.path.expanduser(text))  # pathlib raises RuntimeError for an unknown user
-    if text and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf")):
+    if text and (path.is_dir() or is_gguf(path)):
         return path
     if text and path.exists():
-        raise ValueError(f"model: {text!r} exists; expected a folder or a .gguf file")
+        raise ValueError(f"model: {text!r} exists; expected a folder or a GGUF file")
     hub_name = _HUB_NAME.fullmatch(text) if isinstance(name, str) else None
     if hub_name and not hub_name["repo"].lower().endswith(".gguf"):
         return _fetch_from_hub(hub_name["repo"], (hub_name["gguf"] or "").lstrip("/"))
@@ -54,7 +55,8 @@ def _fetch_from_hub(repo: str, gguf: str) -> Path:
         disable_progress_bars()
     try:
         if gguf:
-            return Path(hf_hub_download(repo, gguf))
+            parts = [hf_hub_download(repo, part.name) for part in gguf_parts(Path(gguf))]
+            return Path(parts[0])
         for weights in ("*.safetensors", "*.bin"):
             wanted = [*_HUB_COMPANIONS, weights]
             folder = Path(snapshot_download(repo, allow_patterns=wanted, ignore_patterns=list(_HUB_IGNORED)))

@@ -10,9 +10,11 @@ from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheck
 from specengine.models.checkpoint_random import RandomCheckpoint
 from specengine.models.experts.tensors import named_experts
 from specengine.models.gated_delta.tensors import HybridTensors, named_hybrid
+from specengine.models.gguf_dialects import OLLAMA_HINT, of_ollama
 from specengine.models.presets import PRESETS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings
+from specengine.utils.model_files import is_gguf
 
 __all__ = [
     "Checkpoint",
@@ -33,8 +35,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises FileNotFoundError for a missing file and ValueError for any other fault.
     """
-    checkpoint = _open(path)
-    validate_tensors(checkpoint)
+    try:
+        checkpoint = _open(path)
+        validate_tensors(checkpoint)
+    except ValueError as error:
+        if is_gguf(Path(path)) and of_ollama(Path(path)):
+            raise ValueError(f"{error}; {OLLAMA_HINT}") from error
+        raise
     return checkpoint
 
 
@@ -57,8 +64,8 @@ def _open(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a checkpoint folder, a .gguf file or random:<preset>")
     if not path.is_dir():
-        if path.suffix.lower() != ".gguf":
-            raise ValueError(f"{path}: expected a checkpoint folder or a file ending in .gguf")
+        if not is_gguf(path):
+            raise ValueError(f"{path}: expected a checkpoint folder or a GGUF file")
         file = GGUFCheckpoint(path)
         return HybridTensors(file, folded=True) if file.config.architecture == "qwen3_next" else file
     return named_experts(named_hybrid(_open_folder(path)))

@@ -12,6 +12,7 @@ from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInf
 from specengine.models.config import MOST_EXPERTS
 from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gguf_codes import CODINGS, code_rows
+from specengine.models.gguf_dialects import is_beside, normal_metadata, normal_name
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.gguf_names import expert_names, hf_name, stored_rows
 from specengine.models.gguf_types import BlockType, block_values
@@ -24,7 +25,9 @@ _ROPE_FREQS = "rope_freqs.weight"
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One GGUF file; `file` gives access to its header.
+    """One GGUF file, or all parts of a split one; `file` gives access to its header.
+
+    Tensors of other networks than the language model are left aside.
 
     with_drafter: the blocks of the drafter in the file are listed too, as layers behind those of the text model.
     """
@@ -34,39 +37,44 @@ class GGUFCheckpoint(Checkpoint):
     def __init__(self, path: str | Path, with_drafter: bool = False) -> None:
         self.source = str(path)
         self.file = GGUFFile(path)
-        self.metadata = self.file.metadata
+        self.metadata = metadata = normal_metadata(self.file)
         self._factors = {name: self._factor(name) for name, t in self.file.tensors.items() if t.type.name == "NVFP4"}
         beside = {name for weight in self._factors for name in _beside(weight)}
         self._stored: dict[str, str] = {}
         self._first: dict[str, int] = {}  # row of a tensor where an expert's matrix begins
         self.tensors: dict[str, TensorInfo] = {}
-        for stored in (name for name in self.file.tensors if name not in {_ROPE_FREQS, *beside}):
-            self._list(stored)
-        shapes = {name: tensor.shape for name, tensor in self.file.tensors.items()}
-        self.config = config_from_gguf(self.file.metadata, shapes, self._rope_freqs(), self.source)
+        for stored in self.file.tensors:
+            if stored not in {_ROPE_FREQS, *beside} and not is_beside(stored):
+                self._list(stored)
+        shapes = {normal_name(name): tensor.shape for name, tensor in self.file.tensors.items()}
+        self.config = config_from_gguf(metadata, shapes, self._rope_freqs(), self.source)
         if self.config.gated_delta is not None and not with_drafter:
-            self._leave_drafter()
+            self._leave_drafter(metadata[f"{metadata['general.architecture']}.block_count"])
 
     def _list(self, stored: str) -> None:
         """Enters the tensors that one stored tensor holds: itself, or the matrices of all experts."""
-        info, shape = self._describe(stored), self.file.tensors[stored].shape
-        dims = 2 if stored.endswith(".bias") else 3
-        experts = expert_names(stored, shape[0]) if len(shape) == dims and shape[0] <= MOST_EXPERTS else []
+        info, shape, normal = self._describe(stored), self.file.tensors[stored].shape, normal_name(stored)
+        dims = 2 if normal.endswith(".bias") else 3
+        experts = expert_names(normal, shape[0]) if len(shape) == dims and shape[0] <= MOST_EXPERTS else []
         for number, name in enumerate(experts):
             rows = shape[1] * shape[0] // len(experts)  # of one matrix: gate and up may lie in one tensor
-            self._stored[name], self._first[name] = stored, number * (rows if dims == 3 else 1)
-            self.tensors[name] = replace(info, shape=(rows, *shape[2:]))
+            self._enter(name, stored, replace(info, shape=(rows, *shape[2:])), number * (rows if dims == 3 else 1))
         if not experts:
-            name = hf_name(stored)
-            self._stored[name], self._first[name] = stored, 0
-            gate = name.endswith("shared_expert_gate.weight") and len(shape) == 1
-            self.tensors[name] = replace(info, shape=(1, *shape)) if gate else info
-            if name.endswith("linear_attn.conv1d.weight") and len(shape) == 2:
-                self.tensors[name] = replace(info, shape=(shape[0], 1, shape[1]))
+            name = hf_name(normal)
+            name = stored if name == normal else name  # unknown
+            if name.endswith("shared_expert_gate.weight") and len(shape) == 1:
+                info = replace(info, shape=(1, *shape))
+            elif name.endswith("linear_attn.conv1d.weight") and len(shape) == 2:
+                info = replace(info, shape=(shape[0], 1, shape[1]))
+            self._enter(name, stored, info)
 
-    def _leave_drafter(self) -> None:
+    def _enter(self, name: str, stored: str, info: TensorInfo, first: int = 0) -> None:
+        if name in self._stored:
+            raise ValueError(f"{self.source}: tensors '{self._stored[name]}' and '{stored}' both are '{name}'")
+        self._stored[name], self._first[name], self.tensors[name] = stored, first, info
+
+    def _leave_drafter(self, blocks: int) -> None:
         """Leaves aside the blocks of the drafter in the file, which follow those of the text model."""
-        blocks = self.file.metadata[f"{self.file.metadata['general.architecture']}.block_count"]
         for block in range(self.config.num_layers, min(blocks, self.config.num_layers + _MOST_DRAFTER_BLOCKS)):
             for name in [each for each, stored in self._stored.items() if stored.startswith(f"blk.{block}.")]:
                 del self.tensors[name], self._stored[name]

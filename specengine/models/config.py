@@ -48,16 +48,23 @@ class RopeConfig:
     beta_slow: float = 1.0
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    attention_factor: float | None = None
+    attention_factor: float | None = None  # in place of the factor that mscale or `factor` gives
     truncate: bool = True
     freq_divisors: tuple[float, ...] = ()  # [head_dim / 2] from a GGUF's rope_freqs.weight; empty means none
+    attn_factor: float = 1.0  # yarn: multiplies the factor that mscale or `factor` gives
+    extrapolation_factor: float = 1.0  # yarn: multiplies the share of the unscaled frequency
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise ValueError(f"rope kind {self.kind!r} is not supported; expected {', '.join(ROPE_KINDS)}")
-        for name in ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+        positive = ("theta", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attn_factor")
+        for name in positive:
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"rope {name} must be positive and finite, got {getattr(self, name)}")
+        if not 0 <= self.extrapolation_factor < float("inf"):
+            raise ValueError(f"rope extrapolation_factor must be 0 or positive, got {self.extrapolation_factor}")
+        if self.attention_factor is not None and self.attn_factor != 1:
+            raise ValueError("rope attn_factor multiplies what attention_factor replaces; expected one of them")
         for name in ("mscale", "mscale_all_dim", "attention_factor"):
             if not isfinite(getattr(self, name) or 0.0):
                 raise ValueError(f"rope {name} must be finite, got {getattr(self, name)}")

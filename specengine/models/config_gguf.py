@@ -7,7 +7,7 @@ from typing import Any
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig, check_layers
 from specengine.models.gated_delta.gguf_config import gguf_gated_delta, gguf_rotary_dim
-from specengine.utils.json_fields import Fields
+from specengine.models.gguf_fields import GGUFFields
 from specengine.utils.multipliers import PLAIN, Multipliers
 
 # general.architecture -> that of ModelConfig
@@ -50,7 +50,7 @@ def config_from_gguf(
     rope_freqs: values of the tensor rope_freqs.weight, [head_dim / 2], where the file has it.
     Raises ValueError naming the wrong field.
     """
-    fields = Fields(metadata, where)
+    fields = GGUFFields(metadata, where)
     arch = fields.get("general.architecture", str)
     if arch not in _ARCHITECTURES:
         raise fields.error("general.architecture", f"must be one of {', '.join(_ARCHITECTURES)}, got {arch!r}")
@@ -70,8 +70,9 @@ def config_from_gguf(
     max_position = fields.get(f"{arch}.context_length", int)
     moe = _gguf_moe(fields, arch, shapes, num_layers)
     embedding = shapes.get("token_embd.weight", (0,))
-    # end of turn and end of message also end a generation
+    # end of turn and end of message also end a generation; Ollama's files have a list besides
     eos = [fields.get(f"tokenizer.ggml.{kind}_token_id", int, None) for kind in ("eos", "eot", "eom")]
+    eos += fields.ids("tokenizer.ggml.eos_token_ids")
     return fields.build(
         ModelConfig,
         architecture="mixtral" if moe and arch == "llama" else _ARCHITECTURES[arch],
@@ -104,7 +105,7 @@ def config_from_gguf(
     )
 
 
-def _blocks(fields: Fields, arch: str) -> int:
+def _blocks(fields: GGUFFields, arch: str) -> int:
     """Reads the layers of the text model: the last blocks of a hybrid's file may be those of its drafter."""
     blocks = fields.get(f"{arch}.block_count", int)
     return blocks - fields.get(f"{arch}.nextn_predict_layers", int, 0) if arch in _HYBRIDS else blocks
@@ -115,13 +116,15 @@ def _sliding_layers(arch: str, num_layers: int) -> tuple[bool, ...]:
     return tuple(arch != "gpt-oss" or layer % 2 == 0 for layer in range(num_layers))
 
 
-def _inner_size(fields: Fields, arch: str, moe: MoeConfig | None) -> int:
+def _inner_size(fields: GGUFFields, arch: str, moe: MoeConfig | None) -> int:
     """Reads the size of a dense MLP; files of experts alone may lack it."""
     key = f"{arch}.feed_forward_length"
-    return fields.get(key, int) if moe is None else fields.get(key, int, moe.intermediate_size)
+    return fields.get(key, int) if moe is None else fields.get(key, int, 0) or moe.intermediate_size
 
 
-def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], num_layers: int) -> MoeConfig | None:
+def _gguf_moe(
+    fields: GGUFFields, arch: str, shapes: Mapping[str, tuple[int, ...]], num_layers: int
+) -> MoeConfig | None:
     """Reads the experts; sizes are those of the tensors, because older files lack some of the keys."""
     count = fields.get(f"{arch}.expert_count", int, 0)
     if not count:
@@ -149,7 +152,7 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
         experts_per_token=fields.get(f"{arch}.expert_used_count", int),
         intermediate_size=max(fused[-1], single[-1]),
         renormalise=arch == "gpt-oss"
-        or fields.get(f"{arch}.expert_weights_norm", bool, arch not in ("qwen2moe", "olmoe")),
+        or fields.get(f"{arch}.{_norm_key(fields, arch)}", bool, arch not in ("qwen2moe", "olmoe")),
         shared_size=shared[-1],
         shared_gate=shared[-1] > 0 and arch != "granitemoe",
         dense_layers=frozenset(range(num_layers)) - frozenset(with_experts),
@@ -159,7 +162,12 @@ def _gguf_moe(fields: Fields, arch: str, shapes: Mapping[str, tuple[int, ...]], 
     )
 
 
-def _gguf_multipliers(fields: Fields, arch: str) -> Multipliers:
+def _norm_key(fields: GGUFFields, arch: str) -> str:
+    """Returns the key that says whether the weights of chosen experts are normalised; Ollama has a name of its own."""
+    return "norm_top_k_prob" if f"{arch}.norm_top_k_prob" in fields.data else "expert_weights_norm"
+
+
+def _gguf_multipliers(fields: GGUFFields, arch: str) -> Multipliers:
     """Reads Granite's factors; for llama.cpp a missing one, or 0, is none."""
     if arch not in ("granite", "granitemoe"):
         return PLAIN
@@ -174,7 +182,7 @@ def _gguf_multipliers(fields: Fields, arch: str) -> Multipliers:
     )
 
 
-def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tuple[float, ...]) -> RopeConfig:
+def _gguf_rope(fields: GGUFFields, arch: str, max_position: int, freq_divisors: tuple[float, ...]) -> RopeConfig:
     prefix = f"{arch}.rope."
     theta = fields.get(prefix + "freq_base", float, RopeConfig.theta)
     factor = fields.get(prefix + "scaling.factor", float, fields.get(prefix + "scale_linear", float, 0.0))
@@ -184,12 +192,8 @@ def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tupl
         return fields.build(RopeConfig, theta=theta, freq_divisors=freq_divisors)
     if kind not in ("linear", "yarn"):
         raise fields.error(prefix + "scaling.type", f"must be none, linear or yarn, got {kind!r}")
-    for key, neutral in (("attn_factor", 1.0), ("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-        if fields.get(f"{prefix}scaling.{key}", float, neutral) != neutral:
-            raise fields.error(f"{prefix}scaling.{key}", f"is only supported with the value {neutral}")
-    if kind == "yarn" and fields.data.get(prefix + "scaling.yarn_attn_factor") is not None:
-        # ambiguous: converters store an absolute factor, llama.cpp multiplies by it
-        raise fields.error(prefix + "scaling.yarn_attn_factor", "is ambiguous and not supported")
+    if fields.get(prefix + "scaling.yarn_log_multiplier", float, 0.0) != 0.0:
+        raise fields.error(prefix + "scaling.yarn_log_multiplier", "is only supported with the value 0.0")
     if factor == 0.0:
         raise fields.error(prefix + "scaling.factor", "is missing")
     return fields.build(
@@ -200,6 +204,33 @@ def _gguf_rope(fields: Fields, arch: str, max_position: int, freq_divisors: tupl
         original_max_position=fields.get(prefix + "scaling.original_context_length", int, max_position),
         beta_fast=fields.get(prefix + "scaling.yarn_beta_fast", float, RopeConfig.beta_fast),
         beta_slow=fields.get(prefix + "scaling.yarn_beta_slow", float, RopeConfig.beta_slow),
+        attn_factor=_attn_factor(fields, prefix),
+        extrapolation_factor=_extrapolation_factor(fields, prefix),
         truncate=arch != "gpt-oss",  # no key says so; OpenAI's model does not round the bounds of the ramp
         freq_divisors=freq_divisors,
     )
+
+
+def _attn_factor(fields: GGUFFields, prefix: str) -> float:
+    """Reads the factor that multiplies yarn's own scale of attention.
+
+    Converters store `attention_factor`, which replaces that scale, and `attn_factor`, which multiplies it, under one
+    key. Only the latter is below 1. Raises ValueError for other values, as for two keys that differ.
+    """
+    named, stored = prefix + "scaling.attn_factor", prefix + "scaling.yarn_attn_factor"
+    factor = fields.get(stored, float, None)
+    if factor is None:
+        return fields.get(named, float, 1.0)
+    if factor >= 1:
+        raise fields.error(stored, f"must be below 1, got {factor}; it may replace or multiply yarn's own, see {named}")
+    if fields.get(named, float, factor) != factor:
+        raise fields.error(named, f"contradicts {stored}, {factor}")
+    return factor
+
+
+def _extrapolation_factor(fields: GGUFFields, prefix: str) -> float:
+    """Reads the factor of unscaled frequencies; for llama.cpp a negative one is none, and 0 is another arithmetic."""
+    factor = fields.get(prefix + "scaling.yarn_ext_factor", float, 1.0)
+    if factor == 0:
+        raise fields.error(prefix + "scaling.yarn_ext_factor", "must not be 0, expected linear scaling in its place")
+    return 1.0 if factor < 0 else factor

@@ -61,6 +61,8 @@ _HF_ROPE_FIELDS: dict[str, tuple[str, type]] = {
     "mscale": ("mscale", float),
     "mscale_all_dim": ("mscale_all_dim", float),
     "attention_factor": ("attention_factor", float),
+    "attn_factor": ("attn_factor", float),
+    "extrapolation_factor": ("extrapolation_factor", float),
     "truncate": ("truncate", bool),
 }
 # ModelConfig field -> key in config.json, of the fields that readers and writers of checkpoints spell alike

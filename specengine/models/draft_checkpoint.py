@@ -16,6 +16,7 @@ from specengine.models.draft_files import Int8Checkpoint, RenamedCheckpoint, ope
 from specengine.models.hidden_states import eagle3_layers
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
+from specengine.utils.model_files import is_gguf
 
 # the defaults of the code that published the first EAGLE checkpoints
 DEFAULT_EPS, DEFAULT_POSITIONS = 1e-6, 2048
@@ -72,7 +73,7 @@ class DraftCheckpoint(Int8Checkpoint):
     @property
     def fields(self) -> Fields:
         """Typed access to `json`."""
-        one_file = str(self.source).lower().endswith(".gguf")
+        one_file = is_gguf(Path(self.source))
         return Fields(self.json, str(self.source) if one_file else f"{self.source}/config.json")
 
     @property

@@ -1,4 +1,4 @@
-"""GGUF files: metadata as plain Python values and a table of tensors; no part of the file is mapped.
+"""GGUF files, whole or split: metadata as plain Python values and a table of tensors; nothing is mapped.
 
 The reader of the gguf package is not used: it makes a numpy array of every token and merge of the vocabulary. That
 costs seconds, and more memory than a small model.
@@ -18,6 +18,7 @@ import numpy as np
 
 from specengine import _C
 from specengine.models.gguf_types import ARRAY, DEFAULT_ALIGNMENT, SCALARS, STRING, BlockType
+from specengine.utils.model_files import gguf_parts
 
 _MOST_DIMS = 4  # of the format
 _CHUNK = 1 << 20  # bytes of strings read at once
@@ -26,28 +27,75 @@ _MOST_ITEMS = 1 << 23  # a byte of the file may become a Python object; known vo
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor: shape (outermost dimension first), block type, and the offset of its bytes in the file."""
+    """One tensor: shape (outermost dimension first), block type, file, and the offset of its bytes there."""
 
     shape: tuple[int, ...]
     type: BlockType
+    path: Path
     offset: int
     row_bytes: int  # of one row; of one element where the tensor is a vector
 
 
 class GGUFFile:
-    """The header of a GGUF file: `metadata` and `tensors`.
+    """The header of a GGUF file, or of all parts of a split model: `metadata`, that of the first part, and `tensors`.
 
-    Raises FileNotFoundError for a missing file and ValueError, naming the key or tensor, for a damaged one.
+    path: of the file, or of any part; the others are found by the names that llama.cpp gives them.
+    Raises FileNotFoundError for a missing file or part, and ValueError, naming the key or tensor, for a damaged one.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.is_file():
+        part = _Part(self.path)
+        self.metadata, self.tensors = part.metadata, part.tensors
+        if part.count > 1:
+            self._read_parts(part)
+
+    def _read_parts(self, given: _Part) -> None:
+        paths = gguf_parts(self.path)
+        if len(paths) != given.count:
+            raise ValueError(
+                f"{self.path}: is one of {given.count} parts (split.count), expected a name that ends in "
+                f"-00001-of-{given.count:05}.gguf, or another number, by which the other parts are found"
+            )
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            names = ", ".join(missing[:8])
+            raise FileNotFoundError(f"{self.path}: {len(missing)} of {given.count} parts are missing: {names}")
+        parts = [given if path == self.path else _Part(path) for path in paths]
+        self.metadata, self.tensors = parts[0].metadata, {}
+        for number, part in enumerate(parts):
+            if (part.number, part.count) != (number, given.count):
+                problem = f"split.no and split.count are {part.number} and {part.count}"
+                raise ValueError(f"{part.path}: {problem}, expected {number} and {given.count}")
+            if twice := part.tensors.keys() & self.tensors.keys():
+                raise ValueError(f"{part.path}: tensor '{min(twice)}' is in another part too")
+            self.tensors |= part.tensors
+        wanted = self.metadata.get("split.tensors.count", len(self.tensors))
+        if wanted != len(self.tensors):
+            raise ValueError(f"{self.path}: the parts have {len(self.tensors)} tensors, expected {wanted}")
+
+    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Reads the stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes].
+
+        The matrices of a tensor of three dimensions lie one after the other.
+        """
+        tensor = self.tensors[name]
+        count = (stop - start) * tensor.row_bytes
+        offset = tensor.offset + start * tensor.row_bytes
+        return np.fromfile(tensor.path, np.uint8, count, offset=offset).reshape(stop - start, tensor.row_bytes)
+
+
+class _Part:
+    """The header of one file. number, count: which part it is of how many; a whole model is 0 of 1."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
             raise FileNotFoundError(f"{path} does not exist")
-        self._size = self.path.stat().st_size
+        self._size = path.stat().st_size
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, GGUFTensor] = {}
-        with open(self.path, "rb") as file:
+        with open(path, "rb") as file:
             if file.read(4) != b"GGUF":
                 raise ValueError(f"{path}: not a GGUF file")
             header = _Header(file, self._size, str(path))
@@ -60,8 +108,6 @@ class GGUFFile:
                 if key in self.metadata:
                     raise ValueError(f"{path}: metadata key '{key}' occurs twice")
                 self.metadata[key] = header.value(header.scalar("<u4", key), key)
-            if self.metadata.get("split.count", 0) not in (0, 1):
-                raise ValueError(f"{path}: one part of a split model (split.count); merge the parts first")
             entries = [header.tensor_entry() for _ in range(tensor_count)]
             alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
             if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -84,17 +130,21 @@ class GGUFFile:
         if end > self._size:
             raise ValueError(f"{self.path}: truncated: tensor '{name}' ends at byte {end} of {self._size}")
         row = shape[-1] if len(shape) > 1 else block
-        return GGUFTensor(shape, type_, offset, row // block * block_bytes)
+        return GGUFTensor(shape, type_, self.path, offset, row // block * block_bytes)
 
-    def read_rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Reads the stored bytes of rows [start, stop) of a tensor, uint8 [stop - start, row_bytes].
+    @property
+    def number(self) -> int:
+        return self._split("split.no", 0)
 
-        The matrices of a tensor of three dimensions lie one after the other.
-        """
-        tensor = self.tensors[name]
-        count = (stop - start) * tensor.row_bytes
-        offset = tensor.offset + start * tensor.row_bytes
-        return np.fromfile(self.path, np.uint8, count, offset=offset).reshape(stop - start, tensor.row_bytes)
+    @property
+    def count(self) -> int:
+        return max(self._split("split.count", 1), 1)
+
+    def _split(self, key: str, default: int) -> int:
+        value = self.metadata.get(key, default)
+        if type(value) is not int:
+            raise ValueError(f"{self.path}: {key} must be an integer, got {value!r}")
+        return value
 
 
 class _Header:

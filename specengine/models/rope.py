@@ -107,7 +107,7 @@ def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
     high += 0.001 if low == high else 0  # a ramp of width zero would divide by zero
     ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     powers = _base_powers(rope.theta, dim)
-    kept = 1 - ramp  # share of the unscaled frequency; 1 - kept differs from ramp in the last bit
+    kept = (1 - ramp) * rope.extrapolation_factor  # share of the unscaled frequency; 1 - kept is not ramp to the bit
     return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
@@ -121,5 +121,5 @@ def _attention_factor(rope: RopeConfig) -> float:
         return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
 
     if rope.mscale and rope.mscale_all_dim:
-        return scale(rope.mscale) / scale(rope.mscale_all_dim)
-    return scale(1.0)
+        return rope.attn_factor * (scale(rope.mscale) / scale(rope.mscale_all_dim))
+    return rope.attn_factor * scale(1.0)

@@ -12,6 +12,7 @@ _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
 _QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+_QWEN35_WORDS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -104,6 +105,7 @@ _RULES: dict[str, ByteLevelRules] = {
     "llama-v3": _LLAMA_BPE,
     "smaug-bpe": _LLAMA_BPE,
     "qwen2": _QWEN,
+    "qwen35": ByteLevelRules(_splits(f"{_CONTRACTION}|{_QWEN35_WORDS}|{_TAIL}"), nfc=True),
     "deepseek-r1-qwen": _QWEN,
     "deepseek-coder": ByteLevelRules(_splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, single_digits=True)),
     "deepseek-llm": ByteLevelRules(_deepseek_llm),

@@ -20,7 +20,7 @@ class Fields:
 
     def get(self, name: str, kind: type[T], default: Any = _REQUIRED) -> T:
         """Returns the field as `kind`; an absent or null field returns the default."""
-        value = self.data.get(name)
+        value = self._value(name, kind)
         if value is None:
             if default is _REQUIRED:
                 raise self.error(name, "is missing")
@@ -30,6 +30,10 @@ class Fields:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(name, f"must be of type {kind.__name__}, got {value!r}")
         return value
+
+    def _value(self, name: str, kind: type[Any]) -> Any:
+        """Finds the value of a field that is wanted as `kind`; a subclass may know other spellings."""
+        return self.data.get(name)
 
     def ids(self, name: str) -> tuple[int, ...]:
         """Returns a field with a token id, a list of token ids, or null, as a tuple."""

@@ -32,6 +32,7 @@ from specengine.utils.build_info import __version__
 from specengine.utils.cache_dir import cache_dir
 from specengine.utils.large_pages import ALIGNMENT
 from specengine.utils.measurement_cache import file_stamps
+from specengine.utils.model_files import model_files
 
 LEAST_BYTES = 32 << 20  # of a model's kept weights: fewer are packed as fast as they are read
 MOST_BYTES = 8 << 30  # of all files: those that were used least recently go
@@ -186,7 +187,7 @@ def _superfluous(folder: Path) -> Iterator[Path]:
 def _ends(source: Path) -> str:
     """Returns a digest of the first and last bytes of a model's files, headers included."""
     digest = hashlib.sha256()
-    for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+    for path in model_files(source):
         if path.is_file():
             with path.open("rb") as file:
                 digest.update(file.read(_END_BYTES))

@@ -10,6 +10,7 @@ from typing import Any
 
 from specengine.utils.atomic_file import atomic_file
 from specengine.utils.cache_dir import cache_dir
+from specengine.utils.model_files import model_files
 
 
 def measurement_path(kind: str, place: Any) -> Path | None:
@@ -41,12 +42,12 @@ def write_measurement(path: Path | None, key: Any, data: dict[str, Any]) -> None
 
 
 def file_stamps(path: Path) -> list[list[Any]]:
-    """Returns name, size in bytes and time of change in ns of a file, or of every file in a folder.
+    """Returns name, size in bytes and time of change in ns of a file, of all parts of a split model, or of every file
+    in a folder.
 
     Returns [] where there is neither. The stamps are plain JSON values, to be part of a key.
     """
     with contextlib.suppress(OSError):
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+        stats = [(file.name, file.stat()) for file in model_files(path) if file.is_file()]
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     return []

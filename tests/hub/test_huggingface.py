@@ -61,8 +61,10 @@ def test_a_missing_path_is_a_file_not_found_error_that_names_it(name):
 def test_a_file_that_is_no_gguf_is_rejected_by_name(tmp_path):
     file = tmp_path / "model.pt"
     file.touch()
-    with pytest.raises(ValueError, match=r"model\.pt.*expected a folder or a \.gguf file"):
+    with pytest.raises(ValueError, match=r"model\.pt.*expected a folder or a GGUF file"):
         resolve_model(file)
+    file.write_bytes(b"GGUF")  # as Ollama's files, whose names have no ending
+    assert resolve_model(file) == file
 
 
 # --- the hub --------------------------------------------------------------------------------------
@@ -127,6 +129,10 @@ def test_one_gguf_file_of_a_repository_is_asked_for_by_name(repository, tmp_path
         resolve_model("org/name")
     assert resolve_model("org/name/m-Q8_0.gguf") == tmp_path / "org/name/m-Q8_0.gguf"
     assert "m-Q4_0.gguf" not in fetched
+    fetched.clear()
+    part = resolve_model("org/name/m-00002-of-00003.gguf")
+    assert part.parent == tmp_path / "org/name"
+    assert fetched == [f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

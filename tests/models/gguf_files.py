@@ -71,3 +71,55 @@ def write_gguf(path, config, state, metadata=(), extra=()):
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def rewrite_gguf(source, path, changes=(), renamed=lambda name: name, extra=(), kept=lambda name: True):
+    """Writes a GGUF file again as another program would.
+
+    changes: keys to values; a key that is new or has another type gets the type of its value, one of None goes.
+    renamed: from the name of a tensor.  extra: names and tensors.  kept: whether a tensor is written.
+    """
+    reader = gguf.GGUFReader(source)
+    values = {
+        key: (field.contents(), field.types) for key, field in reader.fields.items() if not key.startswith("GGUF")
+    }
+    values |= {key: (value, ()) for key, value in dict(changes).items()}
+    writer = gguf.GGUFWriter(path, values.pop("general.architecture")[0])
+    for key, (value, types) in values.items():
+        if value is None:
+            continue
+        if types:
+            writer.add_key_value(key, value, types[0], types[-1] if len(types) > 1 else None)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, _type_of(value))
+    for tensor in reader.tensors:
+        if kept(tensor.name):
+            writer.add_tensor(renamed(tensor.name), tensor.data, raw_dtype=tensor.tensor_type)
+    for name, value in extra:
+        writer.add_tensor(name, value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _type_of(value):
+    kinds = gguf.GGUFValueType
+    return {bool: kinds.BOOL, int: kinds.UINT32, float: kinds.FLOAT32, str: kinds.STRING}[type(value)]
+
+
+def split_gguf(source, folder, count):
+    """Writes the parts of a file, as llama.cpp's program does: tensors in turn, the keys of the model in the first."""
+    reader = gguf.GGUFReader(source)
+    names = [tensor.name for tensor in reader.tensors]
+    model_keys = {key: None for key in reader.fields if not key.startswith("GGUF") and key != "general.architecture"}
+    paths = []
+    for number in range(count):
+        path = folder / f"{source.stem}-{number + 1:05}-of-{count:05}.gguf"
+        keys = {"split.no": number, "split.count": count, "split.tensors.count": len(names)}
+        own = set(names[number::count])
+        paths.append(rewrite_gguf(source, path, keys | (model_keys if number else {}), kept=own.__contains__))
+    return paths

@@ -324,7 +324,7 @@ def test_gguf_rope_frequency_divisors_are_kept():
     [
         ({"general.architecture": "gemma"}, "general.architecture"),
         ({"llama.block_count": None}, "llama.block_count"),
-        ({"llama.feed_forward_length": [160, 160]}, "llama.feed_forward_length"),
+        ({"llama.feed_forward_length": [160, 80]}, "llama.feed_forward_length"),
         ({"llama.expert_count": 8}, "llama.expert_count"),
         ({"llama.expert_count": 8, "llama.expert_group_count": 4}, "llama.expert_group_count"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count"),

@@ -262,13 +262,6 @@ def test_a_missing_or_misshaped_tensor_is_named(tmp_path):
     one_line_error("up_proj", open_checkpoint, write_gguf(tmp_path / "b.gguf", config, state))
 
 
-def test_one_part_of_a_split_model_is_refused(tmp_path):
-    config = PRESETS["tiny-llama"]
-    metadata = [("split.count", 3, gguf.GGUFValueType.UINT16)]
-    path = write_gguf(tmp_path / "m.gguf", config, random_state(config), metadata)
-    one_line_error("split.count", open_checkpoint, path)
-
-
 @pytest.mark.full
 @pytest.mark.model
 def test_the_embedded_model_is_read_as_the_gguf_package_reads_it(smollm2_path):

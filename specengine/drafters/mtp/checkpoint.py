@@ -23,6 +23,7 @@ from specengine.models.quantised.settings import read_settings
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.coded.rows import CodedRows
+from specengine.utils.model_files import is_gguf
 
 _FIRST = "mtp."  # how the names of its tensors begin
 _LAYER = "mtp.layers.0"
@@ -65,7 +66,7 @@ class MtpTensors(Checkpoint):
 def has_mtp(target: Transformer) -> bool:
     """Returns whether the folder or the GGUF file that a target was read from has an MTP network."""
     path = Path(target.weights.source)
-    if _is_gguf(path) and target.config.architecture not in HYBRIDS:
+    if is_gguf(path) and target.config.architecture not in HYBRIDS:
         return False  # the header of a file takes half a second
     return _stored(path) is not None
 
@@ -91,7 +92,7 @@ def load_mtp(path: str | None, target: Transformer, dtype: str) -> LoadedEagle:
         sliding_window=None,
         sliding_layers=(),
     )
-    checkpoint = named_experts(MtpTensors(stored, config, folded=_is_gguf(place)))
+    checkpoint = named_experts(MtpTensors(stored, config, folded=is_gguf(place)))
     _check(checkpoint)
     loader = WeightLoader(checkpoint, target.draft_dtype(dtype), target.device, target.ops)
     layers = [loader.layer_at(_LAYER, moe=config.moe)]
@@ -104,13 +105,9 @@ def load_mtp(path: str | None, target: Transformer, dtype: str) -> LoadedEagle:
     return LoadedEagle(MtpNetwork(norms, loader.linear("mtp.fc"), EagleParts(config, layers, *shared)), (), None)
 
 
-def _is_gguf(path: Path) -> bool:
-    return path.suffix.lower() == ".gguf" and path.is_file()
-
-
 def _stored(place: Path) -> Checkpoint | None:
     """Opens a folder's files, or a GGUF file; None where it is neither, or its files have no MTP network."""
-    if _is_gguf(place):
+    if is_gguf(place):
         return gguf_mtp(place)
     if not place.is_dir():
         return None

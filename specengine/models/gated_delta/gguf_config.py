@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from specengine.models.config import ModelConfig
+from specengine.models.gguf_fields import GGUFFields
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
-from specengine.utils.json_fields import Fields
 
 
-def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaConfig | None:
+def gguf_gated_delta(fields: GGUFFields, arch: str, num_layers: int) -> GatedDeltaConfig | None:
     """Reads the sizes. Raises ValueError naming the wrong field.
 
-    llama.cpp's converter tiles the value heads of Qwen3.5, and leaves those of Qwen3-Next grouped.
+    Converters tile the value heads of Qwen3.5, and leave those of Qwen3-Next grouped; Ollama's says so in a key.
     """
     width = fields.get(f"{arch}.ssm.conv_kernel", int)
     if width != CONV_WIDTH:
@@ -30,18 +30,23 @@ def gguf_gated_delta(fields: Fields, arch: str, num_layers: int) -> GatedDeltaCo
         num_value_heads=heads,
         key_head_dim=fields.get(f"{arch}.ssm.state_size", int),
         value_head_dim=values // heads,
-        tiled=arch != "qwen3next",
+        tiled=fields.get(f"{arch}.ssm.v_head_reordered", bool, arch != "qwen3next"),
     )
 
 
-def _linear_layers(fields: Fields, arch: str, num_layers: int) -> frozenset[int]:
-    """Reads a flag for each block, those of a drafter too; files without flags have attention at an interval."""
+def _linear_layers(fields: GGUFFields, arch: str, num_layers: int) -> frozenset[int]:
+    """Reads a flag for each block, those of a drafter too, or the heads of keys in each, which Ollama has as 0.
+
+    Files with neither have attention at an interval.
+    """
     key = f"{arch}.attention.recurrent_layers"
     flags: list[Any] | None = fields.get(key, list, None)
     if flags is not None:
         if len(flags) < num_layers or any(type(flag) not in (bool, int) for flag in flags):
             raise fields.error(key, f"must have a flag for each of {num_layers} layers")
         return frozenset(layer for layer in range(num_layers) if flags[layer])
+    if (without := fields.layers_without(f"{arch}.attention.head_count_kv")) is not None:
+        return frozenset(layer for layer in range(num_layers) if layer in without)
     interval = fields.get(f"{arch}.full_attention_interval", int, 4)  # llama.cpp's default
     if interval < 1:
         raise fields.error(f"{arch}.full_attention_interval", f"must be positive, got {interval}")
@@ -66,7 +71,7 @@ def delta_keys(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def gguf_rotary_dim(fields: Fields, arch: str, head_dim: int) -> int | None:
+def gguf_rotary_dim(fields: GGUFFields, arch: str, head_dim: int) -> int | None:
     """Reads how many components of a head are rotated; None for all of them."""
     dim = fields.get(f"{arch}.rope.dimension_count", int, head_dim)
     return None if dim == head_dim else dim
