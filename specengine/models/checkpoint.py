@@ -14,6 +14,7 @@ from specengine.models.gguf_dialects import OLLAMA_HINT, of_ollama
 from specengine.models.presets import PRESETS
 from specengine.models.quantised.checkpoint import QuantisedCheckpoint
 from specengine.models.quantised.settings import read_settings
+from specengine.models.renamed import with_ends, with_prefix
 from specengine.utils.model_files import is_gguf
 
 __all__ = [
@@ -50,7 +51,7 @@ def open_published(folder: str | Path) -> Checkpoint:
 
     The drafter's tensors are among them. Raises FileNotFoundError and ValueError.
     """
-    return named_experts(HybridTensors(_open_folder(Path(folder)), published=True))
+    return with_ends(named_experts(HybridTensors(with_prefix(_open_folder(Path(folder))), published=True)))
 
 
 def _open(path: str | Path) -> Checkpoint:
@@ -68,7 +69,7 @@ def _open(path: str | Path) -> Checkpoint:
             raise ValueError(f"{path}: expected a checkpoint folder or a GGUF file")
         file = GGUFCheckpoint(path)
         return HybridTensors(file, folded=True) if file.config.architecture == "qwen3_next" else file
-    return named_experts(named_hybrid(_open_folder(path)))
+    return with_ends(named_experts(named_hybrid(with_prefix(_open_folder(path)))))
 
 
 def _open_folder(path: Path) -> Checkpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from specengine.ops.weight import FLOAT_FORMATS
 from specengine.utils.gated_delta_config import GatedDeltaConfig
 
 CPU = torch.device("cpu")
+# buffers of rotary tables that older versions of transformers saved, and those of other programs
+ROTARY = r"rotary_emb\.\w*(inv_freq|cos_cached|sin_cached)"
+# what a folder may have beside its model: rotary tables, static scales of caches, the head of values of TRL
+NOT_READ = re.compile(rf"(.*\.)?{ROTARY}|.*\.self_attn\.(\w+\.)?([kvq]|kv|prob)_(scale|zero_point)|v_head\..*")
 ENDS = ("model.embed_tokens.weight", "lm_head.weight")  # tensors that drafters may share with their target
 # GGUF types that are read as float32; gguf_codes has those with a coding
 BLOCK_TYPES = (
@@ -200,7 +205,7 @@ def _mlp(prefix: str, hidden: int, inner: int, bias: bool) -> dict[str, tuple[in
 def validate_tensors(checkpoint: Checkpoint) -> None:
     """Checks that a checkpoint holds exactly the tensors that its configuration needs.
 
-    Rotary buffers, and a copy of tied embeddings under lm_head.weight, are ignored.
+    Tensors of NOT_READ, and a copy of tied embeddings under lm_head.weight, are ignored.
     Raises ValueError naming the first tensor that is missing, unexpected, mis-shaped or not of a float type.
     """
     if checkpoint.config.num_layers > len(checkpoint.tensors):  # first: a damaged file may give a huge number
@@ -218,5 +223,5 @@ def validate_tensors(checkpoint: Checkpoint) -> None:
             if info.dtype not in (*FLOAT_FORMATS, *BLOCK_TYPES):
                 wanted = ", ".join(FLOAT_FORMATS)
                 raise ValueError(f"{checkpoint.source}: tensor '{name}' has type {info.dtype}, expected {wanted}")
-        elif not (name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"):
+        elif not (NOT_READ.fullmatch(name) or name == "lm_head.weight"):
             raise ValueError(f"{checkpoint.source}: tensor '{name}' is unexpected for {checkpoint.config.architecture}")

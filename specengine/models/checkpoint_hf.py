@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from specengine.utils.json_file import read_json_object
 
 # draft heads also have integer and boolean tables; an unlisted type keeps its name and cannot be read
 SAFETENSORS_DTYPES = {
+    "F64": "float64",
     "F32": "float32",
     "F16": "float16",
     "BF16": "bfloat16",
@@ -28,7 +30,7 @@ SAFETENSORS_DTYPES = {
 
 
 class _FolderCheckpoint(Checkpoint):
-    """Files of tensors in a folder; `config` is read from config.json on first use."""
+    """Files of tensors in a folder, float64 as float32; `config` is read from config.json on first use."""
 
     filename: str
 
@@ -42,7 +44,10 @@ class _FolderCheckpoint(Checkpoint):
             for name in infos if names is None else names:
                 if name not in infos:
                     raise ValueError(f"{path}: has no tensor '{name}', which the index places there")
-                self.tensors[name], self._files[name] = infos[name], path
+                info = infos[name]
+                # kernels have at most 32 bits; transformers would compute with 64
+                self.tensors[name] = replace(info, dtype="float32") if info.dtype == "float64" else info
+                self._files[name] = path
 
     @cached_property
     def config(self) -> ModelConfig:  # type: ignore[override]
@@ -92,7 +97,11 @@ class SafetensorsCheckpoint(_FolderCheckpoint):
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         # opened for every read: the pages of a mapping count as memory of the process until it is closed
         with safe_open(self._files[name], framework="pt") as file:
-            copy_rows(out, file.get_slice(name)[start:stop])
+            rows = file.get_slice(name)[start:stop]
+        if rows.dtype == out.dtype:
+            copy_rows(out, rows)
+        else:
+            out.copy_(rows)
 
 
 class TorchBinCheckpoint(_FolderCheckpoint):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,20 @@ _HF_ARCHITECTURES = {
     "GptOssForCausalLM": "gpt_oss",
     **HF_HYBRIDS,
 }
-# defaults of transformers that differ from those of the other families
+# defaults of transformers: of most families, and those of a family that differ; hybrids have a list of their own
+_COMMON = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"head_dim": 64, "attention_bias": True, "rope_theta": 150000.0},
-    "mixtral": {"rope_theta": 1e6},
+    **{family: {"max_position_embeddings": 2048} for family in ("llama", "granite", "granitemoe")},
+    "mistral": {"max_position_embeddings": 131072},
+    "mixtral": {"rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 1e6},
+    "olmoe": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+    "gpt_oss": {
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "head_dim": 64,
+        "attention_bias": True,
+        "rope_theta": 150000.0,
+    },
 }
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
@@ -87,13 +98,9 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
     """
     fields = Fields(config, where)
     architecture = _hf_architecture(fields)
-    if architecture in _DEFAULTS:
-        config = _with_defaults(config, architecture)
-        fields = Fields(config, where)
     hybrid = architecture in HYBRIDS
-    if hybrid:
-        fields = hybrid_fields(fields, architecture)
-        config = fields.data
+    fields = hybrid_fields(fields, architecture) if hybrid else Fields(_with_defaults(config, architecture), where)
+    config = fields.data
     check_activation(fields)
 
     hidden_size = fields.get("hidden_size", int)
@@ -145,7 +152,7 @@ def config_from_hf(config: Mapping[str, Any], where: str = "config.json") -> Mod
 def _with_defaults(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     scaled = config.get("rope_parameters") or config.get("rope_scaling") or architecture != "gpt_oss"
     rope = {} if scaled else {"rope_parameters": _GPT_OSS_ROPE}
-    return {**_DEFAULTS[architecture], **config, **rope}
+    return {**_COMMON, **_DEFAULTS.get(architecture, {}), **config, **rope}
 
 
 def _qwen2_moe_bias(fields: Fields, architecture: str) -> bool:
@@ -193,10 +200,11 @@ def head_size(fields: Fields, default: int | None = None) -> int:
 def _hf_architecture(fields: Fields) -> str:
     names = fields.get("architectures", list, None)
     if names:
-        if str(names[0]) not in _HF_ARCHITECTURES:
+        causal = re.sub(r"(Text)?Model$", "ForCausalLM", str(names[0]))  # a base model, its head tied or beside
+        if causal not in _HF_ARCHITECTURES:
             expected = ", ".join(_HF_ARCHITECTURES)
             raise fields.error("architectures", f"must be one of {expected}, got {names[0]!r}")
-        return _HF_ARCHITECTURES[names[0]]
+        return _HF_ARCHITECTURES[causal]
     model_type = fields.get("model_type", str)
     model_type = model_type.removesuffix("_text") if model_type.startswith("qwen3_5") else model_type
     if model_type not in ARCHITECTURES:

@@ -12,8 +12,9 @@ from specengine.hub.huggingface import resolve_model
 from specengine.models.checkpoint_base import Checkpoint
 from specengine.models.config import ModelConfig, check_layers
 from specengine.models.config_hf import check_activation, head_size, rope_config
-from specengine.models.draft_files import Int8Checkpoint, RenamedCheckpoint, open_draft_files
+from specengine.models.draft_files import Int8Checkpoint, open_draft_files
 from specengine.models.hidden_states import eagle3_layers
+from specengine.models.renamed import RenamedCheckpoint
 from specengine.utils.json_fields import Fields
 from specengine.utils.json_file import read_json_object
 from specengine.utils.model_files import is_gguf

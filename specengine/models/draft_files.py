@@ -1,4 +1,4 @@
-"""Files of drafter weights: the layouts that published trainings write, int8 storage, packed weights, other names.
+"""Files of drafter weights: the layouts that published trainings write, int8 storage, packed weights.
 
 int8 storage: `X.weight` int8 [rows, columns] lies beside `X.weight_scale` float16 [rows, columns / 32]. Both together
 are the blocks of GGUF's Q8_0, so codes and scales are kept as they are.
@@ -17,7 +17,6 @@ from specengine.hub.catalog import EMBEDDED
 from specengine.models.checkpoint_base import Checkpoint, TensorInfo, copy_rows
 from specengine.models.checkpoint_hf import SafetensorsCheckpoint, TorchBinCheckpoint
 from specengine.models.quantised.packed_weights import FILENAME, like, unpack
-from specengine.ops.coded.rows import CodedRows
 from specengine.utils.kept_tensors import kept_tensors
 
 BLOCK = 32  # columns that share a scale
@@ -121,33 +120,6 @@ class TensorsCheckpoint(Checkpoint):
 
     def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
         copy_rows(out, self._read[name][start:stop])
-
-
-class RenamedCheckpoint(Checkpoint):
-    """The tensors of some files under other names. names: new name -> name in the files."""
-
-    def __init__(self, files: Checkpoint, names: Mapping[str, str]) -> None:
-        self.source = files.source
-        self._files = files
-        self._names = names
-        self.tensors = {name: files.tensors[stored] for name, stored in names.items()}
-
-    def read_blocks(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """See Checkpoint."""
-        self._info(name)
-        return self._files.read_blocks(self._names[name], start, stop)
-
-    def read_coded(self, name: str, start: int, stop: int) -> CodedRows:
-        """See Checkpoint."""
-        self._info(name)
-        return self._files.read_coded(self._names[name], start, stop)
-
-    def column_order(self, name: str) -> torch.Tensor | None:
-        """See Checkpoint."""
-        return self._files.column_order(self._names[name]) if name in self._names else None
-
-    def _fill_rows(self, out: torch.Tensor, name: str, start: int, stop: int) -> None:
-        copy_rows(out, self._files.read_rows(self._names[name], start, stop))
 
 
 class Bases:

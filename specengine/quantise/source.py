@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from specengine.models.checkpoint import Checkpoint, expected_tensors
+from specengine.models.checkpoint_base import NOT_READ
 from specengine.models.gated_delta.hf_config import HYBRIDS
 from specengine.models.gated_delta.tensors import DRAFTER
 
@@ -24,8 +25,6 @@ _GATES = (
     *("linear_attn.in_proj_a.weight", "linear_attn.in_proj_b.weight", "linear_attn.in_proj_ba.weight"),
 )
 _LINEARS = ("_proj.weight", *(f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "qkvz")))
-
-_BUFFER = "rotary_emb.inv_freq"
 
 # of tensors done, of all tensors, name of the next one
 Progress = Callable[[int, int, str], None]
@@ -57,7 +56,7 @@ class Source:
             return expected_tensors(config)
         spare = {"lm_head.weight"} if config.tie_embeddings else set()
         named = self.checkpoint.tensors.items()
-        return {name: info.shape for name, info in named if name not in spare and not name.endswith(_BUFFER)}
+        return {name: info.shape for name, info in named if name not in spare and not NOT_READ.fullmatch(name)}
 
     def progressing(self, names: Collection[str]) -> Iterator[str]:
         """Yields names of tensors and reports progress."""

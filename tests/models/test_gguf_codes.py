@@ -111,7 +111,7 @@ def test_a_wrong_scale_of_an_nvfp4_tensor_is_named(tmp_path, scale, kind):
 
 def test_a_scale_beside_a_weight_of_another_type_is_refused(tmp_path):
     extra = [("blk.0.attn_q.scale", (np.ones(1, np.float32), Type.F32))]
-    with pytest.raises(ValueError, match=r"q_proj\.scale"):
+    with pytest.raises(ValueError, match=r"attn_q\.scale"):
         open_checkpoint(write(tmp_path / "m.gguf", "IQ4_NL", extra)[0])
 
 

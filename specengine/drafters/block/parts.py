@@ -11,7 +11,7 @@ from specengine.drafters.block.config_keys import ConfigKeys
 from specengine.drafters.block.convolution import Convolution
 from specengine.drafters.block.settings import read_settings
 from specengine.drafters.block.vocabulary import Vocabulary
-from specengine.models.checkpoint_base import layer_tensors
+from specengine.models.checkpoint_base import ROTARY, layer_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
@@ -30,7 +30,7 @@ _RENAMED = (
     (r"_codebook$", "_codebook.weight"),
     (r"^prefix_gru\.weight_(ih|hh)_l0$", r"prefix_gru.\1.weight"),
 )
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|^t2d$|^verifier_")  # drafting does not read these
+_IGNORED = re.compile(rf"{ROTARY}$|^t2d$|^verifier_")  # drafting does not read these
 _COMPARED = 4096  # rows of two matrices that are compared at once
 
 

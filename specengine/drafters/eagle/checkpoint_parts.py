@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from specengine.drafters.eagle.network import EagleParts
+from specengine.models.checkpoint_base import ROTARY
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
@@ -22,7 +23,7 @@ _RENAMED = (
     (r"^fusion_fc\.", "fc."),
     (r"^transformer\.", "layers.0."),
 )
-_IGNORED = re.compile(r"rotary_emb\.inv_freq$|^t2d$|^verifier_|^target_model\.")  # drafting does not read these
+_IGNORED = re.compile(rf"{ROTARY}$|^t2d$|^verifier_|^target_model\.")  # drafting does not read these
 
 
 class CheckpointParts:
@@ -31,7 +32,7 @@ class CheckpointParts:
     def __init__(self, checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> None:
         self.checkpoint = checkpoint.renamed(_name_here)
         self.target = target
-        self.config = self.checkpoint.layer_config()
+        self.config = self.checkpoint.layer_config(_count_layers(self.checkpoint))
         self.hidden = self.config.hidden_size
         self.loader = WeightLoader(self.checkpoint, target.draft_dtype(dtype), target.device, target.ops)
         self._known: set[str] = set()
@@ -121,6 +122,12 @@ def layer_shapes(config: ModelConfig, columns: int, norms: Sequence[str]) -> dic
     for name, shape in linears.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     return shapes
+
+
+def _count_layers(checkpoint: DraftCheckpoint) -> int:
+    """Counts the layers by their tensors: num_hidden_layers may be the target's."""
+    found = (re.match(r"layers\.(\d+)\.", name) for name in checkpoint.tensors)
+    return 1 + max((int(layer[1]) for layer in found if layer), default=0)
 
 
 def _name_here(name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specengine.models.checkpoint_base import Checkpoint
 from specengine.models.checkpoint_gguf import GGUFCheckpoint
-from specengine.models.draft_files import RenamedCheckpoint
+from specengine.models.renamed import RenamedCheckpoint
 
 _BLOCK = re.compile(r"(?:blk|model\.layers)\.(\d+)\.(.+)")
 _NAMES = {
