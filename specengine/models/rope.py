@@ -30,7 +30,7 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[torch.Tensor, torch.T
     if rope.freq_divisors:
         frequencies = frequencies / torch.tensor(rope.freq_divisors)
     angles = positions * frequencies
-    scale = _attention_factor(rope)
+    scale = attention_scale(rope)
     return angles.cos().mul_(scale), angles.sin_().mul_(scale)
 
 
@@ -111,7 +111,8 @@ def _yarn_frequencies(rope: RopeConfig, dim: int) -> torch.Tensor:
     return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
-def _attention_factor(rope: RopeConfig) -> float:
+def attention_scale(rope: RopeConfig) -> float:
+    """Returns what yarn multiplies queries and keys by; 1 for other kinds."""
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from specengine.models.config import ModelConfig, RopeConfig
 from specengine.models.config_gguf import config_from_gguf
 from specengine.models.gated_delta.gguf_config import delta_keys
+from specengine.models.rope import attention_scale
 from specengine.quantise.rope_divisors import divisors_of
 from specengine.quantise.same_config import check_same
 from specengine.quantise.source import Source
@@ -93,6 +94,11 @@ def _rope_keys(rope: RopeConfig) -> Mapping[str, Any]:
     if rope.kind == "yarn":
         keys["scaling.original_context_length"] = rope.original_max_position
         keys |= {"scaling.yarn_beta_fast": rope.beta_fast, "scaling.yarn_beta_slow": rope.beta_slow}
+        plain = RopeConfig(rope.theta, rope.kind, rope.factor, rope.original_max_position)
+        if (factor := attention_scale(rope) / attention_scale(plain)) != 1:
+            keys["scaling.attn_factor"] = factor
+        if rope.extrapolation_factor != 1:
+            keys["scaling.yarn_ext_factor"] = rope.extrapolation_factor
     return keys
 
 

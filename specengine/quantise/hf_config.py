@@ -6,6 +6,7 @@ from typing import Any
 
 from specengine.models.config import ModelConfig, MoeConfig, RopeConfig
 from specengine.models.config_hf import config_from_hf, hf_sizes
+from specengine.models.rope import attention_scale
 from specengine.quantise.rope_divisors import llama3_of
 from specengine.quantise.same_config import check_same
 
@@ -91,6 +92,10 @@ def _rope_scaling(rope: RopeConfig) -> dict[str, Any] | None:
     if rope.kind == "default":
         return None
     values = {key: getattr(rope, key) for key in _ROPE_KEYS[rope.kind]}
+    if rope.attn_factor != 1:
+        values["attention_factor"] = attention_scale(rope)  # transformers reads this key alone
+    if rope.extrapolation_factor != 1:
+        values["extrapolation_factor"] = rope.extrapolation_factor
     scaling = {"rope_type": rope.kind, **{key: value for key, value in values.items() if value is not None}}
     if rope.kind in ("llama3", "yarn"):
         scaling["original_max_position_embeddings"] = rope.original_max_position

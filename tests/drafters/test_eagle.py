@@ -149,6 +149,17 @@ def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, least, levels, b
     assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:], least)} == {1 + children}
 
 
+@pytest.mark.parametrize(("name", "count"), [("official", 40), ("two layers", 1), ("eagle 1", 32), ("official", None)])
+def test_layers_are_counted_by_their_tensors(tmp_path, name, count):
+    kind, config, state = LAYOUTS[name]
+    right = Bench(spec_of(tmp_path, name), PROMPTS)
+    wrong = config | {"num_hidden_layers": count}
+    other = Bench(f"{kind}:{write_drafter(tmp_path / 'other', wrong, state)}", PROMPTS)
+    assert len(other.drafter.network.layers) == (2 if name == "two layers" else 1)
+    for ours, theirs in zip(other.grown()[2], right.grown()[2], strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_a_reading_with_another_rotary_base_would_be_noticed(tmp_path):
     name, config, state = LAYOUTS["official"]
     other = reading_of(name, config | {"rope_theta": 20000.0}, state)
@@ -287,6 +298,16 @@ WRONG = {
         {},
         {"lm_head.weight": torch.tensor(1.0)},
         r"'lm_head.weight' has shape \(\), expected \[rows, columns\]",
+    ),
+    "a gap between layers": (
+        {},
+        {"layers.2.mlp.up_proj.weight": torch.zeros(96, 64)},
+        "tensor 'layers.1.input_layernorm.weight' is missing",
+    ),
+    "an impossible layer": (
+        {},
+        {"layers.99999.mlp.up_proj.weight": torch.zeros(96, 64)},
+        "num_layers must be from 1 to 10000, got 100000",
     ),
     "fusion": ({}, {"fc.weight": torch.zeros(64)}, r"'fc.weight' has shape \(64,\), expected \(64, 192\)"),
     "fusion's bias": ({}, {"fc.bias": torch.zeros(3)}, r"^drafter: .*'fc.bias' has shape \(3,\), expected \(64,\)"),

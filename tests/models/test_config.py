@@ -313,6 +313,48 @@ def test_gguf_rope_scaling_is_read():
     assert yarn.rope == RopeConfig(10000.0, "yarn", 4.0, 128, beta_fast=16.0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"attn_factor": 0.5}, {"attn_factor": 0.5}),
+        ({"attn_factor": 1.5}, {"attn_factor": 1.5}),
+        ({"yarn_attn_factor": 0.5}, {"attn_factor": 0.5}),
+        ({"yarn_attn_factor": 0.5, "attn_factor": 0.5}, {"attn_factor": 0.5}),
+        ({"yarn_ext_factor": 0.5}, {"extrapolation_factor": 0.5}),
+        ({"yarn_ext_factor": -1.0}, {}),
+        ({"yarn_attn_factor": 1.0}, "yarn_attn_factor' must be below 1, got 1.0; it may replace or multiply"),
+        ({"yarn_attn_factor": 1.1386}, "yarn_attn_factor' must be below 1"),
+        ({"yarn_attn_factor": 0.0}, "attn_factor must be positive"),
+        ({"yarn_attn_factor": 0.5, "attn_factor": 0.25}, "scaling.attn_factor' contradicts .*yarn_attn_factor, 0.5"),
+        ({"yarn_ext_factor": 0.0}, "yarn_ext_factor' must not be 0"),
+    ],
+)
+def test_gguf_factors_of_yarn_are_read_or_named(changes, expected):
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128, **changes}
+    keys = {f"llama__rope__scaling__{key}": value for key, value in scaling.items()}
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            gguf(**keys)
+    else:
+        assert gguf(**keys).rope == RopeConfig(10000.0, "yarn", 4.0, 128, **expected)
+
+
+def test_factors_of_yarn_are_read_or_named():
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    wanted = RopeConfig(10000.0, "yarn", 4.0, 128, attn_factor=0.5, extrapolation_factor=0.25)
+    assert hf(rope_scaling={**scaling, "attn_factor": 0.5, "extrapolation_factor": 0.25}).rope == wanted
+    assert hf(rope_parameters={**scaling, "attn_factor": 0.5, "extrapolation_factor": 0.25}).rope == wanted
+    assert hf(rope_scaling={**scaling, "attn_factor": 1, "attention_factor": 1.1}).rope.attention_factor == 1.1
+    for wrong, message in (
+        ({"attn_factor": 0.5, "attention_factor": 1.1}, "attn_factor multiplies what attention_factor replaces"),
+        ({"attn_factor": 0}, "attn_factor must be positive"),
+        ({"extrapolation_factor": -1}, "extrapolation_factor must be 0 or positive"),
+        ({"attn_factor": "1"}, "field 'attn_factor' must be of type float"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hf(rope_scaling={**scaling, **wrong})
+
+
 def test_gguf_rope_frequency_divisors_are_kept():
     assert config_from_gguf(GGUF, SHAPES, [1.0] * 8).rope.freq_divisors == (1.0,) * 8
     with pytest.raises(ValueError, match="freq_divisors"):

@@ -9,7 +9,7 @@ import torch
 from specengine.models.config import RopeConfig
 from specengine.models.config_hf import config_from_hf
 from specengine.models.presets import PRESETS
-from specengine.models.rope import rope_tables
+from specengine.models.rope import rope_tables, static_frequencies
 
 MAX_POSITION = 128
 SCALINGS = {
@@ -124,6 +124,43 @@ def test_frequency_divisors_reproduce_llama3():
     for table, expected in zip(rope_tables(config, 100), rope_tables(scaled, 100), strict=True):
         torch.testing.assert_close(table, expected, rtol=0, atol=1e-4)
     assert max(divisors) == pytest.approx(8.0, rel=1e-3) and min(divisors) == pytest.approx(1.0, rel=1e-3)
+
+
+def yarn(**changes):
+    return {**SCALINGS["yarn"], **changes}
+
+
+@pytest.mark.parametrize("changes", [{}, {"mscale": 0.7, "mscale_all_dim": 0.5}])
+def test_attn_factor_multiplies_what_transformers_computes(changes):
+    """vLLM's reading; transformers ignores the key, so it gets the product as attention_factor."""
+    own = rope_tables(both_configs(yarn(**changes))[1], 1)[0][0, 0].item()
+    expected = their_tables(both_configs(yarn(**changes, attention_factor=0.6 * own))[0], 600)
+    theirs, ours = both_configs(yarn(**changes, attn_factor=0.6))
+    for table, reference, ignored in zip(rope_tables(ours, 600), expected, their_tables(theirs, 600), strict=True):
+        torch.testing.assert_close(table, reference, rtol=0, atol=1e-6)
+        assert (table - ignored).abs().max() > 0.1
+
+
+def test_the_attn_factor_of_deepseek_cancels_the_scale_of_yarn():
+    ours = both_configs(yarn(factor=4.0, attn_factor=0.8782488562869419))[1]
+    cos, sin = rope_tables(ours, 40)
+    torch.testing.assert_close((cos**2 + sin**2).sqrt(), torch.ones_like(cos))
+
+
+def test_extrapolation_factor_multiplies_the_share_of_unscaled_frequencies():
+    """The published code of YaRN, and vLLM's: mask = (1 - ramp) * extrapolation_factor."""
+    ours = both_configs(yarn(extrapolation_factor=0.25))[1]
+    dim, rope = ours.head_dim, ours.rope
+    powers = torch.tensor([rope.theta ** (2 * i / dim) for i in range(dim // 2)])
+    bounds = [
+        dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        for turns in (rope.beta_fast, rope.beta_slow)
+    ]
+    low, high = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), dim - 1)
+    mask = (1 - ((torch.arange(dim // 2) - low) / (high - low)).clamp(0, 1)) * 0.25
+    expected = 1 / (rope.factor * powers) * (1 - mask) + 1 / powers * mask
+    torch.testing.assert_close(static_frequencies(rope, dim), expected)
+    assert not torch.allclose(static_frequencies(replace(rope, extrapolation_factor=1.0), dim), expected)
 
 
 def test_yarn_scales_both_tables_by_its_attention_factor():
