@@ -204,6 +204,11 @@ REFUSED = {
     "vocabulary": (with_keys(vocab_size=512), {}, "field 'vocab_size' is 512, the target has 320"),
     "mask": (with_keys(dflash_config=GROUP | {"mask_token_id": 320}), {}, "field 'mask_token_id' is 320"),
     "no mask": (with_keys(dflash_config={}), {}, "field 'mask_token_id' is missing"),
+    "no features": (
+        with_keys(dflash_config={"mask_token_id": GROUP["mask_token_id"]}),
+        {},
+        "field 'target_layer_ids' is missing; expected the layers of the target",
+    ),
     "feature": (
         with_keys(dflash_config=GROUP | {"target_layer_ids": [0, 2]}),
         {},

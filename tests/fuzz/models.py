@@ -38,6 +38,12 @@ def _gguf(path: Path) -> None:
     tokenizer.decode(tokenizer.encode("tok1 é"))
 
 
+def _part(path: Path) -> None:
+    """Of a damaged second part, and an intact first one."""
+    path.with_name("part-00001-of-00002.gguf").write_bytes(seeds.gguf_parts()[0])
+    _gguf(path)
+
+
 def _folder(path: Path) -> None:
     """Of a damaged file and intact ones beside it."""
     intact = {"config.json": seeds.configs()[0], "model.safetensors": seeds.safetensors()[0]}
@@ -123,6 +129,7 @@ def _harness(
 JSON = 64  # bytes of Python's objects per byte of text
 HARNESSES = (
     _harness("gguf", "model.gguf", seeds.gguf, _gguf, growth=JSON),
+    _harness("gguf part", "part-00002-of-00002.gguf", lambda: seeds.gguf_parts()[1:], _part, growth=JSON),
     _harness("safetensors", "weights/model.safetensors", seeds.safetensors, _folder, damaged_safetensors, JSON),
     _harness("torch file", "pickled/pytorch_model.bin", seeds.torch_files, _folder, damaged_torch_file, JSON),
     _harness("config.json", "configured/config.json", seeds.configs, _folder, damaged_json, JSON),

@@ -83,7 +83,7 @@ def read_settings(checkpoint: DraftCheckpoint, target: ModelConfig) -> BlockSett
     mask_token = keys.get("mask_token_id", int)
     if not 0 <= mask_token < target.vocab_size:
         raise keys.error("mask_token_id", f"is {mask_token}, the target has {target.vocab_size} tokens")
-    features = _features(keys, checkpoint.layer_config().num_layers, target.num_layers, speculators)
+    features = _features(keys, target.num_layers, speculators)
     return BlockSettings(
         family=family,
         causal=causal,
@@ -179,24 +179,19 @@ def _sliding(keys: ConfigKeys, layers: int) -> list[bool]:
     return [kind == known[1] for kind in types]
 
 
-def _features(keys: ConfigKeys, layers: int, count: int, speculators: bool) -> tuple[int, ...]:
+def _features(keys: ConfigKeys, count: int, speculators: bool) -> tuple[int, ...]:
     """Returns the layers of the target whose input is read, in order. count: layers of the target."""
     name = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     ids = keys.ids(name)
     if speculators:
         read = ids or (2, count // 2, count - 3)
-    else:
-        read = tuple(layer + 1 for layer in ids or default_outputs(layers, count))
+    elif ids:
+        read = tuple(layer + 1 for layer in ids)
+    else:  # a guess that fits fc may still read other layers than training did
+        raise keys.error(name, "is missing; expected the layers of the target whose output fc reads")
     for layer in read:
         if layer == count:
             raise keys.error(name, "names the last layer's output, which trainings read before or behind its norm")
         if not 0 <= layer < count:
-            raise keys.error(name, f"names layers {list(ids) or read} of the target, which has {count}")
+            raise keys.error(name, f"names layers {list(ids or read)} of the target, which has {count}")
     return read
-
-
-def default_outputs(layers: int, count: int) -> tuple[int, ...]:
-    """Returns the layers whose output a DFlash drafter of `layers` layers reads, of a target of `count`."""
-    if layers == 1:
-        return (count // 2,)
-    return tuple(round(1 + i * (count - 4) / (layers - 1)) for i in range(layers))
