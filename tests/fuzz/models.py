@@ -14,9 +14,12 @@ from safetensors.torch import save
 from specengine.drafters.phrases.file import open_pool, save_pool
 from specengine.drafters.suffix.corpus_file import open_corpus, write_corpus
 from specengine.models.checkpoint import Checkpoint, expected_tensors, open_checkpoint
+from specengine.models.config_gguf import config_from_gguf
 from specengine.models.draft_checkpoint import open_draft_checkpoint
+from specengine.models.gguf_dialects import normal_metadata
 from specengine.models.rope import rope_tables
 from specengine.tokenizer import Tokenizer
+from specengine.utils.json_file import read_json_object
 from tests.fuzz import seeds
 from tests.fuzz.contract import Harness
 from tests.fuzz.mutations import Mutation, damaged_bytes, damaged_json, damaged_safetensors, damaged_torch_file
@@ -36,6 +39,31 @@ def _gguf(path: Path) -> None:
     _read(checkpoint)
     tokenizer = Tokenizer.from_gguf(checkpoint.metadata)
     tokenizer.decode(tokenizer.encode("tok1 é"))
+
+
+def _keys() -> list[bytes]:
+    """Keys of GGUF files as JSON, with numbers of every layer."""
+    found = []
+    for arch, changes in (("llama", {}), ("qwen35", {"attention.head_count_kv": [0, 0, 0, 1]})):
+        keys = {"block_count": 4, "context_length": 64, "embedding_length": 32, "attention.head_count": [2] * 4}
+        keys |= {"feed_forward_length": [32] * 4, "attention.head_count_kv": 1, "rope.freq_base": [1e4] * 4}
+        keys |= {"attention.layer_norm_rms_epsilon": 1e-5, "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+        keys |= {"rope.scaling.attn_factor": 0.5, "rope.scaling.yarn_attn_factor": 0.5, "expert_used_count": 1}
+        keys |= {"ssm.conv_kernel": 4, "ssm.state_size": 8, "ssm.group_count": 1, "ssm.time_step_rank": 2}
+        keys |= {"ssm.inner_size": 16, "ssm.v_head_reordered": True, **changes}
+        named = {f"{arch}.{key}": value for key, value in keys.items()}
+        ends = {"tokenizer.ggml.bos_token_id": 2**32 - 1, "tokenizer.ggml.eos_token_ids": [2, 50]}
+        found.append(json.dumps({"general.architecture": arch, **named, **ends}).encode())
+    return found
+
+
+def _read_keys(path: Path) -> None:
+    """Of a file without tensors but the embedding."""
+    embedding = SimpleNamespace(shape=(40, 32))
+    file = SimpleNamespace(path=path, metadata=read_json_object(path), tensors={"token_embd.weight": embedding})
+    config = config_from_gguf(normal_metadata(file), {"token_embd.weight": (40, 32)}, (), str(path))
+    if config.rotated <= 64:  # shapes of tensors bound it in a file
+        rope_tables(config, min(16, config.max_position))
 
 
 def _part(path: Path) -> None:
@@ -129,6 +157,7 @@ def _harness(
 JSON = 64  # bytes of Python's objects per byte of text
 HARNESSES = (
     _harness("gguf", "model.gguf", seeds.gguf, _gguf, growth=JSON),
+    _harness("gguf keys", "keys/keys.json", _keys, _read_keys, damaged_json, JSON),
     _harness("gguf part", "part-00002-of-00002.gguf", lambda: seeds.gguf_parts()[1:], _part, growth=JSON),
     _harness("safetensors", "weights/model.safetensors", seeds.safetensors, _folder, damaged_safetensors, JSON),
     _harness("torch file", "pickled/pytorch_model.bin", seeds.torch_files, _folder, damaged_torch_file, JSON),

@@ -221,6 +221,7 @@ def test_data_that_passes_the_end_of_the_file_names_the_tensor(tiny):
     one_line_error(re.escape(last[0]), GGUFFile, tiny)
 
 
+@pytest.mark.filterwarnings("ignore:.*it is not used")
 def test_flipped_bytes_give_a_value_error_or_a_model(tiny):
     content = tiny.read_bytes()
     header = min(tensor.offset for tensor in GGUFFile(tiny).tensors.values())
