@@ -70,6 +70,8 @@ class RopeConfig:
                 raise ValueError(f"rope {name} must be finite, got {getattr(self, name)}")
         if self.kind in ("llama3", "yarn") and not 0 < (self.original_max_position or 0) < 2**31:
             raise ValueError(f"rope kind {self.kind!r} needs an original_max_position from 1 to 2^31 - 1")
+        if self.kind == "yarn" and self.theta == 1:  # its ramp divides by log(theta)
+            raise ValueError("rope kind 'yarn' needs a theta other than 1")
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
             raise ValueError("rope low_freq_factor must be below high_freq_factor")
         if any(not divisor > 0 for divisor in self.freq_divisors):

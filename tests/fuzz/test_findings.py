@@ -54,6 +54,7 @@ def test_json_too_large_for_its_objects_is_refused_unread(tmp_path):
         ({"rope_theta": 10**400}, "rope_theta"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0}}, "rope_scaling: field 'factor'"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": float("nan")}}, "mscale"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "needs a theta other than 1"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 10**400}},
             "original_max",
