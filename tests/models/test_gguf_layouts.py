@@ -26,6 +26,11 @@ def hybrid(name):
     return replace(PRESETS[name], rms_norm_eps=2**-16, eos_token_ids=())
 
 
+def in_other_layers():
+    config = hybrid("tiny-qwen3.5")
+    return replace(config, gated_delta=replace(config.gated_delta, layers=frozenset({1, 2})))
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Files of llama.cpp's converter, by architecture."""
@@ -34,6 +39,7 @@ def files(tmp_path_factory):
     return {
         "llama": write_gguf(folder / "llama.gguf", LLAMA, random_state(LLAMA)),
         "qwen35": write_hybrid_gguf(folder / "dense.gguf", RandomCheckpoint(hybrid("tiny-qwen3.5"))),
+        "other layers": write_hybrid_gguf(folder / "other.gguf", RandomCheckpoint(in_other_layers())),
         "qwen35moe": write_hybrid_gguf(folder / "moe.gguf", RandomCheckpoint(hybrid("tiny-qwen3.5-moe"))),
         "gpt-oss": write_gpt_oss_gguf(folder / "oss.gguf", gpt_oss, random_state(gpt_oss)),
     }
@@ -88,8 +94,11 @@ LAYOUTS = {
     ),
     "networks beside": ("llama", lambda at: {"extra": BESIDE}),
     "states by heads of keys": (
-        "qwen35",
-        lambda at: {"changes": recurrent(at, "qwen35") | {"qwen35.full_attention_interval": None}},
+        "other layers",
+        lambda at: {
+            "changes": recurrent(at, "qwen35")
+            | {"qwen35.attention.recurrent_layers": None, "qwen35.full_attention_interval": None}
+        },
     ),
     "Ollama's Qwen3.5": (
         "qwen35",
