@@ -52,7 +52,8 @@ def stored_name(name):
 def write_gguf(path, state, facts=(), arch="dflash", mask=MASK):
     writer = gguf.GGUFWriter(path, arch)
     for key, value in (FACTS | dict(facts)).items():
-        add = {bool: writer.add_bool, float: writer.add_float32}.get(type(value), writer.add_uint32)
+        adds = {bool: writer.add_bool, float: writer.add_float32, list: writer.add_array}
+        add = adds.get(type(value), writer.add_uint32)
         add(f"dflash.{key}", value)
     writer.add_float32("dflash.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_float32("dflash.rope.freq_base", 1000.0)

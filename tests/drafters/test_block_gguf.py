@@ -11,6 +11,7 @@ from tests.drafters.block_files import (
     DIM,
     HEADS,
     HIDDEN,
+    INNER,
     JETSPEC,
     VOCAB,
     backbone_state,
@@ -33,7 +34,8 @@ KINDS = {
     "dspark without a bias": (
         DSPARK,
         lambda: {**dspark_state(), "confidence_head.proj.bias": torch.zeros(1)},
-        {"has_confidence_head": True, "attention.value_length": DIM, "rope.dimension_count": DIM},
+        {"has_confidence_head": True, "attention.value_length": [DIM, DIM], "rope.dimension_count": DIM}
+        | {"attention.head_count": [HEADS, HEADS], "feed_forward_length": [INNER, INNER]},
     ),
 }
 

@@ -14,10 +14,10 @@ import torch
 
 from specengine.models.checkpoint_base import BLOCK_TYPES, Checkpoint, TensorInfo
 from specengine.models.draft_checkpoint import DraftCheckpoint
+from specengine.models.gguf_fields import GGUFFields
 from specengine.models.gguf_file import GGUFFile
 from specengine.models.gguf_names import hf_name
 from specengine.models.gguf_types import block_values
-from specengine.utils.json_fields import Fields
 
 ARCHITECTURE = "dflash"
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I32": "int32", "I64": "int64"}
@@ -63,7 +63,7 @@ def open_gguf(path: Path) -> DraftCheckpoint:
     try:
         file = GGUFFile(path)
         tensors = _Tensors(file)
-        return DraftCheckpoint(tensors, _json(Fields(file.metadata, str(path)), tensors))
+        return DraftCheckpoint(tensors, _json(GGUFFields(file.metadata, str(path)), tensors))
     except (FileNotFoundError, ValueError) as error:
         raise type(error)(f"drafter: {error}") from error
 
@@ -109,7 +109,7 @@ def _name(stored: str) -> str:
     return _NAMES.get(stored) or hf_name(stored)
 
 
-def _json(fields: Fields, tensors: _Tensors) -> dict[str, Any]:
+def _json(fields: GGUFFields, tensors: _Tensors) -> dict[str, Any]:
     """Returns the config.json of a folder with the same facts."""
     arch = fields.get("general.architecture", str)
     if arch != ARCHITECTURE:
