@@ -13,6 +13,7 @@ from specengine.engine.core import EngineCore
 from specengine.engine.request import Request
 from specengine.engine.scheduler import Scheduler
 from specengine.types import Closed, ConstraintFailed, GenerationFailed, Overloaded, StreamEvent
+from specengine.utils.interrupts import DeferredSignals
 
 logger = logging.getLogger("specengine")
 clock = time.monotonic
@@ -66,7 +67,7 @@ class BackgroundLoop:
     def submit(self, submission: Submission) -> None:
         """Puts requests into the queue. Raises Overloaded or Closed."""
         count = len(submission.requests)
-        with self._lock:
+        with DeferredSignals(), self._lock:
             if self._closed:
                 raise Closed("the engine is closed")
             places = self._core.max_batch_size - self._scheduler.num_admitted
@@ -85,7 +86,7 @@ class BackgroundLoop:
 
     def stop(self, drain: bool) -> None:
         """Refuses further requests; finishes the present ones, or drops them where drain is false."""
-        with self._lock:
+        with DeferredSignals(), self._lock:
             self._closed = True
             self._aborted = self._aborted or not drain
         logger.info("closing: requests are %s", "finished" if drain else "dropped")

@@ -22,6 +22,7 @@ from specengine.rules import Rule, parse_rule
 from specengine.tensor_parallel.loading import MOST_PROCESSES, LoadedModel, load_model
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 from specengine.utils.fair_lock import FairLock
+from specengine.utils.interrupts import DeferredSignals
 from specengine.utils.spec_string import check_range
 
 
@@ -190,18 +191,21 @@ class Engine:
         return self.adapters.find(name)
 
     def _run(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Runs requests to their end and yields after every cycle."""
-        scheduler = Scheduler(self.core)
-        scheduler.add(requests)
-        try:
-            while scheduler.has_unfinished_requests:
-                if scheduler.step() and not any(request.failure for request in requests):
-                    yield
-            for request in requests:
-                if request.failure:
-                    raise request.failure
-        finally:
-            scheduler.close()
+        """Runs requests to their end and yields after every cycle. Handlers of signals run between two passes."""
+        with DeferredSignals() as signals:
+            scheduler = Scheduler(self.core, pauses=lambda: signals.pending)
+            try:
+                scheduler.add(requests)
+                while scheduler.has_unfinished_requests:
+                    stepped = scheduler.step()
+                    with signals.allowed():
+                        if stepped and not any(request.failure for request in requests):
+                            yield
+                for request in requests:
+                    if request.failure:
+                        raise request.failure
+            finally:
+                scheduler.close()
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

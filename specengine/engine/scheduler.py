@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from specengine.engine.batch import Batch
@@ -21,11 +21,14 @@ class Scheduler:
     """Runs requests first come, first served; they join and leave the batch between two cycles. For one thread.
 
     max_prefill_rows: prompt tokens between two cycles, at most one pass more; bounds the pause of running requests.
+    pauses: whether the step should end before its next prefill pass.
     An exception ends only the requests of the failing step, with finish_reason `error`, and is raised.
     """
 
-    def __init__(self, core: EngineCore, max_prefill_rows: float = math.inf) -> None:
-        self._core, self._max_prefill_rows = core, max_prefill_rows
+    def __init__(
+        self, core: EngineCore, max_prefill_rows: float = math.inf, pauses: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._core, self._max_prefill_rows, self._pauses = core, max_prefill_rows, pauses
         self._waiting: deque[Request] = deque()
         self._prefill = Prefill(core)
         self._running: list[Request] = []
@@ -95,7 +98,7 @@ class Scheduler:
 
     def _admit_and_prefill(self) -> None:
         rows = 0
-        while rows < self._max_prefill_rows:
+        while rows < self._max_prefill_rows and not self._pauses():
             while self._prefill.has_room and self._admit():
                 pass
             with self._fatal_to(self._prefill.next_requests()):

@@ -1,11 +1,15 @@
+import sys
 import threading
 import time
 
+import pytest
+
+from specengine.utils import fair_lock
 from specengine.utils.fair_lock import FairLock
 
 
 def waits(turns: FairLock, count: int) -> None:
-    while len(turns._waiting) < count:
+    while turns.num_waiting < count:
         time.sleep(0.001)
 
 
@@ -57,3 +61,30 @@ def test_an_exception_inside_hands_the_turn_on():
         pass
     with turns:
         pass
+
+
+@pytest.mark.parametrize("line", range(20))
+def test_the_thread_of_an_exception_at_any_line_of_the_lock_gets_it_again(line):
+    turns, left = FairLock(), line
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename != fair_lock.__file__:
+            return None
+        left -= event == "line"
+        if left < 0 and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with turns:
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    assert left < 0
+    with turns:
+        assert turns.num_waiting == 0
