@@ -24,6 +24,7 @@ from specengine.rules import Rule
 from specengine.tensor_parallel.loading import LoadedModel
 from specengine.utils.cuda_graphs import device_turn
 from specengine.utils.fair_lock import FairLock
+from specengine.utils.forks import check_not_forked
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,11 @@ class EngineCore:
         self.lock = FairLock()
 
     def turn(self) -> AbstractContextManager[None]:
-        """Returns the lock of one prefill pass or one cycle; on a device the turn of all its engines."""
+        """Returns the lock of one prefill pass or one cycle; on a device the turn of all its engines.
+
+        Raises RuntimeError in a forked child, which may hold a stream that its parent began.
+        """
+        check_not_forked()
         return device_turn(self.target.device) if self.runner else self.lock
 
     def check_fits(self, request: Request) -> None:

@@ -22,6 +22,7 @@ from specengine.rules import Rule, parse_rule
 from specengine.tensor_parallel.loading import MOST_PROCESSES, LoadedModel, load_model
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
 from specengine.utils.fair_lock import FairLock
+from specengine.utils.forks import check_not_forked
 from specengine.utils.interrupts import DeferredSignals
 from specengine.utils.spec_string import check_range
 
@@ -45,7 +46,8 @@ class Engine:
       its own number. After one process fails, requests raise RankFailed.
     adapters: names of PEFT LoRA folders of the target, for SamplingParams.adapter, or loaded Adapters.
     The attribute `metrics` counts requests, tokens and times.
-    Raises ValueError for an argument that it cannot honour, FileNotFoundError for a missing file.
+    Raises ValueError for an argument that it cannot honour, FileNotFoundError for a missing file. In the child of a
+    fork, it and its calls raise RuntimeError where the parent had loaded a model.
     """
 
     cycle_type: ClassVar[type[Cycle]] = Cycle
@@ -66,6 +68,7 @@ class Engine:
         tensor_parallel: int = 1,
         adapters: Mapping[str, str | Path] | Adapters | None = None,
     ) -> None:
+        check_not_forked()
         if isinstance(max_batch_size, bool) or not isinstance(max_batch_size, int) or max_batch_size < 1:
             raise ValueError(f"max_batch_size: expected a positive integer, got {max_batch_size!r}")
         check_range("prefix_cache_mib", prefix_cache_mib, 0, 1 << 24)
@@ -138,6 +141,7 @@ class Engine:
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> RequestGroup:
         """Makes the requests of a call without running them. Raises ValueError as generate() does."""
+        check_not_forked()
         listed, single = as_prompts(prompts)
         each = zip(listed, _one_each(params, len(listed)), strict=True)
         return RequestGroup([self._requests(prompt, own) for prompt, own in each], single)

@@ -24,6 +24,7 @@ from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
 from specengine.utils.build_info import WITHOUT_CUDA
 from specengine.utils.collection import collection_paused
+from specengine.utils.forks import check_not_forked, mark_loaded
 from specengine.utils.spec_string import check_range
 
 MOST_PROCESSES = 64  # the largest tensor_parallel
@@ -87,8 +88,9 @@ def load_model(
 ) -> LoadedModel:
     """Finds or fetches a model and loads it. strict, tensor_parallel: see Engine.
 
-    Raises ValueError, FileNotFoundError, ModelFetchError or RankFailed.
+    Raises ValueError, FileNotFoundError, ModelFetchError, RankFailed, or RuntimeError after a fork.
     """
+    check_not_forked()
     check_model(model)
     check_range("tensor_parallel", tensor_parallel, 1, MOST_PROCESSES)
     if not isinstance(strict, bool):
@@ -101,6 +103,7 @@ def load_model(
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     tokenizer = _tokenizer(checkpoint)
+    mark_loaded()
     target = _target(checkpoint, str(path), dtype, where, ops, tensor_parallel)
     eos = {*checkpoint.config.eos_token_ids, *(tokenizer.eos_token_ids if tokenizer else ())}
     if len(target.formats) == 1 and target.formats <= set(FLOAT_FORMATS):
