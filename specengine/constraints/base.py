@@ -14,6 +14,9 @@ from specengine.draft_trees.tree import DraftTree
 class Constraint(Protocol):
     """Says which tokens may follow the committed ones, and which may follow drafted ones."""
 
+    def fresh(self) -> Constraint:
+        """Returns the same constraint at the beginning of another text."""
+
     def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
         """Leaves out the nodes that are not allowed, and finds the text that must follow where the tree ends.
 

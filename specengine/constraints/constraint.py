@@ -31,7 +31,8 @@ class GrammarConstraint:
         self, start: LLMatcher, eos_token_ids: Collection[int], vocab_size: int, params: SamplingParams
     ) -> None:
         self._start, self._matcher = start, start.deep_copy()
-        self._eos, self._ignore_eos, self._least = frozenset(eos_token_ids), params.ignore_eos, params.min_tokens
+        self._eos, self._vocab_size, self._params = frozenset(eos_token_ids), vocab_size, params
+        self._ignore_eos, self._least = params.ignore_eos, params.min_tokens
         self._ends = mask_of(self._eos, vocab_size)  # the mask of nothing but the end
         self._ends_and_stops = self._ends | mask_of(params.stop_token_ids, vocab_size)
         self._text: list[int] = []  # that the matcher has read
@@ -39,6 +40,10 @@ class GrammarConstraint:
         self._failed = False  # the last question to the matcher
         self._doubtful = False  # a mask could not be computed
         self._broken: BaseException | None = None  # what the grammar engine raised
+
+    def fresh(self) -> GrammarConstraint:
+        """See Constraint."""
+        return GrammarConstraint(self._start, self._eos, self._vocab_size, self._params)
 
     def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
         """Leaves out the nodes that are not allowed, and finds the text that must follow where the tree ends.

@@ -15,8 +15,13 @@ class LeastTokens:
     """Allows every token but those that end the text, until it has `least` tokens; then it allows all."""
 
     def __init__(self, least: int, ends: Collection[int], vocab_size: int) -> None:
-        self._missing, self._ends = least, frozenset(ends)
+        self._least, self._ends, self._vocab_size = least, frozenset(ends), vocab_size
+        self._missing = least
         self._row = ~mask_of(self._ends, vocab_size)
+
+    def fresh(self) -> LeastTokens:
+        """See Constraint."""
+        return LeastTokens(self._least, self._ends, self._vocab_size)
 
     def cut(self, tree: DraftTree, whole: bool = False) -> CutTree:
         """See Constraint; nothing is forced."""

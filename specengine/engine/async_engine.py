@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from specengine.engine.background_loop import BackgroundLoop, Submission
+from specengine.engine.background_loop import BackgroundLoop, Submission, clock
 from specengine.engine.engine import Engine
 from specengine.engine.metrics import Metrics
+from specengine.engine.prompts import prompt_size
 from specengine.engine.request import Request
 from specengine.engine.request_group import RequestGroup
 from specengine.types import Outputs, Prompt, SamplingParams, StreamEvent
+
+LONG_PROMPT = 10_000  # characters, which take about 6 ms to tokenise, or token ids
 
 
 class AsyncEngine:
@@ -18,6 +21,9 @@ class AsyncEngine:
 
     Every text equals the text of the request alone. Requests join and leave between two cycles. The prompts of other
     requests delay a running one by less than two passes of the target.
+
+    Short calls enter the queue in their order. Chats, constraints, and more than 10,000 characters or token ids are
+    prepared in a thread while the event loop goes on, and enter the queue when they are ready.
 
     max_waiting: requests (prompts times n) in the queue, at most, beside those for which the batch has a place.
     A deadline counts seconds from the call: the text then ends where it is, perhaps empty, with finish_reason
@@ -51,10 +57,14 @@ class AsyncEngine:
         Raises ValueError; Overloaded when the queue is full; Closed; GenerationFailed when a pass of the target or of
         the drafter fails.
         """
-        await self._compile(params)
-        group = self._prepare(prompts, params)
+        _check_deadline(deadline)
+        began = clock()
+        if _takes_long(prompts, params):
+            group = await asyncio.to_thread(self._prepare, prompts, params)
+        else:
+            group = self._prepare(prompts, params)
         if group.requests:
-            call = _Call(group.requests, deadline)
+            call = _Call(group.requests, began, deadline)
             try:
                 self.loop.submit(call.submission)
                 await call.news()
@@ -73,37 +83,34 @@ class AsyncEngine:
 
         Takes the prompts and n that generate() takes. Events of several texts come mixed: their `index` tells them
         apart, and the last event of each carries its output. The queue takes all requests of a call or none.
-        A constraint that is new to the model compiles within the call.
-        Raises ValueError at once; Overloaded, Closed and GenerationFailed while iterating, as generate() does.
+        Raises ValueError at once, of what a thread prepares while iterating; Overloaded, Closed and
+        GenerationFailed while iterating, as generate() does.
         """
         _check_deadline(deadline)
-        requests = self._prepare(prompts, params).requests
-        for index, request in enumerate(requests):
-            request.index = index
-        return self._events(requests, deadline)
-
-    async def _compile(self, params: SamplingParams | Sequence[SamplingParams] | None) -> None:
-        """Compiles constraints in another thread, where they may take a tenth of a second each."""
-        for own in [params] if isinstance(params, SamplingParams) else params or ():
-            if isinstance(own, SamplingParams) and own.constraint:
-                await asyncio.to_thread(self.engine.model.grammars.constraint, own)
+        group = None if _takes_long(prompts, params) else self._prepare(prompts, params)
+        return self._events(group, prompts, params, deadline)
 
     def _prepare(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> RequestGroup:
-        group = self.engine.prepare(prompts, params)
-        places = self.engine.core.max_batch_size
-        if len(group.requests) > self.max_waiting + places:
-            raise ValueError(
-                f"prompts: {len(group.requests)} requests never fit into a batch of {places} and a queue of "
-                f"{self.max_waiting}"
-            )
-        return group
+        return self.engine.prepare(prompts, params, self.engine.core.max_batch_size + self.max_waiting)
 
-    async def _events(self, requests: list[Request], deadline: float | None) -> AsyncGenerator[StreamEvent, None]:
+    async def _events(
+        self,
+        group: RequestGroup | None,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        deadline: float | None,
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """Yields the events of a call.  group: its requests; None: a thread makes them."""
+        began = clock()
+        if group is None:
+            group = await asyncio.to_thread(self._prepare, prompts, params)
+        for index, request in enumerate(requests := group.requests):
+            request.index = index
         if not (left := len(requests)):
             return
-        call = _Call(requests, deadline, streams=True)
+        call = _Call(requests, began, deadline, streams=True)
         try:
             self.loop.submit(call.submission)
             while left and (event := await call.news()):
@@ -125,23 +132,31 @@ class AsyncEngine:
 
 
 class _Call:
-    """A submission whose news a task awaits."""
+    """A submission whose news a task awaits.  deadline: seconds from `began` on."""
 
-    def __init__(self, requests: list[Request], deadline: float | None, streams: bool = False) -> None:
-        _check_deadline(deadline)
+    def __init__(self, requests: list[Request], began: float, deadline: float | None, streams: bool = False) -> None:
         self._news: asyncio.Queue[StreamEvent | Exception | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def notify(news: StreamEvent | Exception | None) -> None:
             loop.call_soon_threadsafe(self._news.put_nowait, news)
 
-        self.submission = Submission(requests, notify, streams, deadline)
+        left = None if deadline is None else deadline - (clock() - began)
+        self.submission = Submission(requests, notify, streams, left)
 
     async def news(self) -> StreamEvent | None:
         news = await self._news.get()
         if isinstance(news, Exception):
             raise news
         return news
+
+
+def _takes_long(prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None) -> bool:
+    """Returns whether preparing a call may take more than some milliseconds, so that a thread should do it."""
+    several = [params] if isinstance(params, SamplingParams) else params or ()
+    known = [own for own in several if isinstance(own, SamplingParams)]
+    copies = max((own.n for own in known), default=1)
+    return prompt_size(prompts) * copies > LONG_PROMPT or any(own.constraint for own in known)
 
 
 def _check_deadline(deadline: float | None) -> None:

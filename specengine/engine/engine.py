@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,13 +139,22 @@ class Engine:
         return (request.take_event(self.rule) for _ in self._run([request]))
 
     def prepare(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        max_requests: float = math.inf,
     ) -> RequestGroup:
-        """Makes the requests of a call without running them. Raises ValueError as generate() does."""
+        """Makes the requests of a call without running them. Raises ValueError as generate() does.
+
+        max_requests: places of batch and queue; a call of more requests is refused before any of them is made.
+        """
         check_not_forked()
         listed, single = as_prompts(prompts)
-        each = zip(listed, _one_each(params, len(listed)), strict=True)
-        return RequestGroup([self._requests(prompt, own) for prompt, own in each], single)
+        each = _one_each(params, len(listed))
+        if (count := sum(own.n for own in each)) > max_requests:
+            raise ValueError(f"prompts: {count} requests never fit into the {max_requests} places of batch and queue")
+        pairs = zip(listed, each, strict=True)
+        return RequestGroup([self._requests(prompt, own) for prompt, own in pairs], single)
 
     @contextmanager
     def timed_phases(self) -> Iterator[list[dict[str, float]]]:
@@ -168,7 +178,8 @@ class Engine:
         """Makes the n requests of a prompt."""
         ids = encode_prompt(prompt, self.tokenizer, self.model.config)
         self.model.check_params(params)
-        constraints = [self.model.grammars.constraint(params) for _ in range(params.n)]
+        constraint = self.model.grammars.constraint(params)  # reads the whole schema, so once for all samples
+        constraints = [constraint, *(constraint and constraint.fresh() for _ in range(1, params.n))]
         adapter = self._find_adapter(params.adapter)
         limit = min(params.max_new_tokens, self.model.config.max_position - len(ids))
         requests = [

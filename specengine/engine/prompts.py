@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,17 @@ def as_prompts(prompts: Any) -> tuple[list[Prompt], bool]:
             f"got {type(prompts).__name__}"
         )
     return list(prompts), False
+
+
+def prompt_size(prompts: Any) -> float:
+    """Returns how many characters or token ids prompts have; infinity for chats, whose template may take long."""
+    if isinstance(prompts, str):
+        return len(prompts)
+    if not _is_list(prompts) or not len(prompts):
+        return 0
+    if isinstance(prompts[0], Mapping):
+        return math.inf
+    return len(prompts) if _is_element(prompts[0]) else sum(map(prompt_size, prompts))
 
 
 def encode_prompt(
