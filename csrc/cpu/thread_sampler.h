@@ -1,6 +1,8 @@
 // Makes a distribution and a token from a node's logits: mask, bias and penalties, temperature, top-k, top-p, min-p,
 // then one draw. Its noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
-// position, token). Ties go to the lower token id. A token that a step leaves out gets the score -inf.
+// position, token). Top-k and top-p take tokens in the order of their scores before the temperature, because the
+// division may round two scores to one; ties go to the lower token id. So both keep the most likely token. A token that
+// a step leaves out gets the score -inf.
 // cuda/sampling/shaped_row.cuh makes the same choices on CUDA.
 #pragma once
 #include <numeric>
@@ -38,10 +40,10 @@ class ThreadSampler {
     if (needs.leaders) find_leaders();
     if (needs.untempered) untempered_total_ = weigh_scores(untempered);
     if (temperature() == 0.0f) return true;
-    for (int64_t v = 0; v < vocab_; ++v) scores_[v] /= temperature();
-    if (!(scores_[top_token_] < INFINITY)) return false;  // a low temperature may make it infinite
+    if (!std::isfinite(scores_[top_token_] / temperature())) return false;  // a low temperature may make it infinite
     keep_top_k();
     keep_top_p();
+    for (int64_t v = 0; v < vocab_; ++v) scores_[v] /= temperature();
     drop_below_min_p();
     return true;
   }
@@ -237,9 +239,9 @@ class ThreadSampler {
   void keep_top_p() const {
     const float top_p = of<float>(table_.top_p);
     if (top_p >= 1.0f) return;
-    const float top = scores_[top_token_];
+    const f32x8 temperature = splat(this->temperature()), top = splat(scores_[top_token_]) / temperature;
     keep_smallest_set([top_p](uint64_t total) { return enough(top_p, total); },
-                      [top](f32x8 x) { return exp8(x - splat(top)); });
+                      [=](f32x8 x) { return exp8(x / temperature - top); });
   }
 
   void drop_below_min_p() const {

@@ -55,7 +55,7 @@ def target_probs_reference(
     if temperature == 0:
         return torch.nn.functional.one_hot(scores.argmax(), len(scores)).double()
     weights = (scores / temperature).softmax(dim=-1)
-    order = weights.argsort(descending=True, stable=True)  # equal weights: lower token first
+    order = scores.argsort(descending=True, stable=True)  # equal scores: lower token first
     keep = torch.ones_like(weights, dtype=torch.bool)
     top_k, top_p, min_p = int(params.top_k[b]), float(params.top_p[b]), float(params.min_p[b])
     if 0 < top_k < len(scores):

@@ -1,11 +1,14 @@
 """verify_tree against its reference: paths, bonus tokens, parameters, ties; its law is in test_verify_law.py."""
 
+import random
+
 import pytest
 import torch
 
 from specengine import _C
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.ops.sampling_table import SamplingTable
+from specengine.ops.target_distribution import draw_reference
 from specengine.ops.verify_tree import (
     Accepted,
     VerifyWorkspace,
@@ -16,7 +19,7 @@ from specengine.ops.verify_tree import (
 from specengine.rules import parse_rule
 from specengine.types import SamplingParams
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
-from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch
+from tests.ops.verifying import CPU, PARAMS, Batch, crowded, history_of, make_batch
 
 pytestmark = pytest.mark.usefixtures("instruction_set")
 
@@ -136,6 +139,26 @@ def test_top_k_1_is_greedy(temperature):
     logits = randn(50, 200)
     expected = roots(logits, [SamplingParams()] * 50)
     assert roots(logits, [SamplingParams(temperature=temperature, top_k=1)] * 50, list(range(50))) == expected
+
+
+@pytest.mark.parametrize("vocab", [3, 40, 307, 1000])
+def test_filters_keep_the_likeliest_token_whatever_the_temperature_rounds(vocab):
+    cases, rng = 400, random.Random(vocab)
+    logits = crowded(cases, vocab, vocab)
+    seeds = [rng.randrange(2**62) for _ in range(cases)]
+    biases = [{rng.randrange(vocab): rng.choice([-100.0, 100.0, rng.uniform(-100, 100)])} for _ in range(cases)]
+    heats = [10 ** rng.uniform(-4, 6) for _ in range(cases)]
+    narrow = [{"top_k": 1}, {"top_p": 1e-6}, {"top_k": 1, "top_p": 0.999999, "min_p": 1.0}]
+    greedy = roots(logits, [SamplingParams(logit_bias=bias) for bias in biases])
+    for filters in narrow:
+        params = [SamplingParams(temperature=t, logit_bias=b, **filters) for t, b in zip(heats, biases, strict=True)]
+        assert roots(logits, params, seeds) == greedy, filters
+    wide = [
+        SamplingParams(temperature=t, top_k=rng.choice([0, 2, 3]), top_p=rng.choice([1e-6, 0.5, 0.999999, 1.0]))
+        for t in heats
+    ]
+    table, drawn = SamplingTable.of(wide, seeds), roots(logits, wide, seeds)
+    assert drawn == [draw_reference(row.double(), table, b, [0], 0) for b, row in enumerate(logits)]
 
 
 @pytest.mark.parametrize("top_p", [0.05, 0.3, 0.7, 0.999])

@@ -17,7 +17,17 @@ from specengine.ops.verify_tree import Accepted, VerifyWorkspace, verify_tree, v
 from specengine.types import SamplingParams
 from tests.backends import cpu_kernels
 from tests.ops.cases import NODE_COUNTS, chain, comb, randn, random_tree, star
-from tests.ops.verifying import CPU, PARAMS, Batch, history_of, make_batch, random_masks, random_params, to_device
+from tests.ops.verifying import (
+    CPU,
+    PARAMS,
+    Batch,
+    crowded,
+    history_of,
+    make_batch,
+    random_masks,
+    random_params,
+    to_device,
+)
 
 SHAPES = (random_tree, chain, star, comb)
 
@@ -94,6 +104,17 @@ def test_ten_thousand_random_cases_match_the_cpu(cuda_backend, vocab):
     accepted = run(cuda_backend, batch)
     assert_equal(accepted, on_cpu(batch))
     assert accepted.path_length.max() > 1 and (vocab < 5 or len(set(accepted.bonus.tolist())) > 4)
+
+
+@pytest.mark.parametrize("vocab", [40, 307])
+def test_filters_take_tokens_in_the_order_of_the_cpu_whatever_the_temperature_rounds(cuda_backend, vocab):
+    batch, rng = random_batch(vocab, 100, vocab), random.Random(vocab)
+    batch.logits.copy_(crowded(len(batch.logits), vocab, vocab))
+    heats = torch.tensor([10 ** rng.uniform(-4, 6) for _ in range(100)])
+    top_k = torch.tensor(rng.choices([0, 1, 2, 3], k=100), dtype=torch.int32)
+    top_p = torch.tensor(rng.choices([1e-6, 0.5, 0.999999, 1.0], k=100))
+    batch = replace(batch, params=replace(batch.params, temperature=heats, top_k=top_k, top_p=top_p))
+    assert_equal(run(cuda_backend, batch), on_cpu(batch))
 
 
 @pytest.mark.quick(2)

@@ -91,6 +91,20 @@ def make_batch(trees: Sequence[Parents], params: Sequence[SamplingParams], vocab
     return Batch(logits, tree, SamplingTable.of(params, [rng.randrange(2**63) for _ in trees]), history)
 
 
+def crowded(rows: int, vocab: int, seed: int) -> torch.Tensor:
+    """Logits whose largest are equal, or neighbours among the float32 numbers, or round to the same quotient."""
+    logits = randn(rows, vocab, seed=seed) * (10.0 ** randn(rows, 1, seed=seed + 1).clamp(-2, 2))
+    logits[::4] = logits[::4].round()
+    top, steps = logits.amax(dim=1), torch.randint(0, 3, (rows, 4), generator=torch.Generator().manual_seed(seed))
+    places = randn(rows, vocab, seed=seed + 2).argsort(dim=1)[:, : min(4, vocab)]
+    for column in range(places.shape[1]):
+        for _ in range(2):
+            moved = torch.nextafter(top, torch.full_like(top, torch.inf if column % 2 else -torch.inf))
+            top = torch.where(steps[:, column] > 0, moved, top)
+        logits[torch.arange(rows), places[:, column]] = top
+    return logits
+
+
 def random_masks(tree: TreeBatch, vocab: int, seed: int, legal: float = 0.8) -> torch.Tensor:
     """Whether each node allows a token, bool [M, V]: one to all tokens, a drafted child with the chance `legal`."""
     rng = torch.Generator().manual_seed(seed)

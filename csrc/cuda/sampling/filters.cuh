@@ -23,15 +23,16 @@ struct Bins {
   __device__ uint64_t at(int bin) const { return static_cast<uint64_t>(high[bin]) << 32 | low[bin]; }
 };
 
-// A search adds up the weights of tokens, or their number, in descending order of score; tokens with one key (tied) in
-// ascending order of token.
+// A search adds up the weights of tokens, or their number, in descending order of score before the temperature; tokens
+// with one key (tied) in ascending order of token.
 struct Search {
   bool by_weight;
+  float temperature;
   bool tied = false;
   uint32_t key = 0;
 
   __device__ uint64_t measure(const Row& row, float score, int v) const {
-    return by_weight ? weight_of(score, row.top) : static_cast<uint64_t>(v < row.vocab);
+    return by_weight ? weight_of(score / temperature, row.top) : static_cast<uint64_t>(v < row.vocab);
   }
   __device__ uint32_t place(float score, int v) const { return tied ? ~static_cast<uint32_t>(v) : key_of(score); }
   __device__ bool counts(float score) const { return !tied || key_of(score) == key; }
@@ -101,15 +102,16 @@ __device__ inline Crossing find_crossing(const Row& row, const Bins& bins, const
 }
 
 // Makes the row keep what top-k, top-p and min-p leave: each of the first two the shortest list of tokens, in
-// descending order of score and ascending order of token, that reaches its target. row.top: its largest score. Loops,
-// so that the search is compiled once and not four times.
+// descending order of score and ascending order of token, that reaches its target. row.top: its largest score, divided
+// by the temperature. Loops, so that the search is compiled once and not four times.
 __device__ inline void shrink(Row& row, int top_k, float top_p, float min_p, const Bins& bins) {
-  row.filtered = true;
+  const float temperature = row.temperature;
+  row.filtered = true, row.temperature = 0;  // the scores of the searches are those before the temperature
 #pragma unroll 1
   for (int filter = 0; filter < 2; ++filter) {
     const bool by_weight = filter == 1;
     if (by_weight ? !(top_p < 1.0f) : !(top_k > 0 && top_k < row.vocab)) continue;
-    Search search{by_weight};
+    Search search{by_weight, temperature};
     uint64_t target = by_weight ? 0 : static_cast<uint64_t>(top_k);
     uint32_t threshold = 0;
     int last = INT_MAX;
@@ -127,7 +129,7 @@ __device__ inline void shrink(Row& row, int top_k, float top_p, float min_p, con
     }
     row.threshold = threshold, row.last = last;
   }
-  row.min_p = min_p;
+  row.temperature = temperature, row.min_p = min_p;
 }
 
 // The same for any row; a row that is no distribution keeps all tokens.

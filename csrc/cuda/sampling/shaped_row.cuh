@@ -53,7 +53,8 @@ struct Row {
   uint64_t seed;
   uint32_t position;
 
-  // Filters keep the keys above `threshold`, and of the tokens with that key those up to `last`.
+  // Filters keep the keys above `threshold`, and of the tokens with that key those up to `last`. Keys are of scores
+  // before the temperature, because the division may round two scores to one.
   bool filtered;
   uint32_t threshold;
   int last;
@@ -87,11 +88,13 @@ struct Row {
     return x;
   }
   __device__ float4 tempered(float4 x, int v) const {
+    const float4 plain = x;
     if (temperature != 0.0f && temperature != 1.0f) {
       x.x /= temperature, x.y /= temperature, x.z /= temperature, x.w /= temperature;
     }
     if (filtered) {
-      x.x = left(x.x, v), x.y = left(x.y, v + 1), x.z = left(x.z, v + 2), x.w = left(x.w, v + 3);
+      x.x = left(x.x, plain.x, v), x.y = left(x.y, plain.y, v + 1);
+      x.z = left(x.z, plain.z, v + 2), x.w = left(x.w, plain.w, v + 3);
     }
     return x;
   }
@@ -126,8 +129,8 @@ struct Row {
     return count == 0 ? score : penalties.apply(score, count);
   }
 
-  __device__ float left(float score, int v) const {
-    const uint32_t key = key_of(score);
+  __device__ float left(float score, float plain, int v) const {
+    const uint32_t key = key_of(plain);
     const bool kept = key > threshold || (key == threshold && v <= last);
     return kept && (min_p == 0 || exp_polynomial<OneLane>(score - top) >= min_p) ? score : -INFINITY;
   }
