@@ -27,6 +27,11 @@ class Prompt:
     kept: int
     began: float | None = None
 
+    @property
+    def rows(self) -> int:
+        """The rows of all passes to come."""
+        return self.pieces[-1][1] - self.pieces[0][0] if self.pieces else 0
+
     def fills_pages_of(self, request: Request) -> bool:
         """Returns whether its passes to come fill pages that another request could share."""
         if not self.pieces or self.request.sharing is None:
@@ -40,13 +45,16 @@ class Prompt:
 class Prefill:
     """Caches the prompts of admitted requests without their last tokens, which are the roots of the first cycles.
 
-    First come, first served: a pass has the next pieces of the first prompts, as far as they fit into its rows whole.
+    A pass has the next pieces of the prompts with the fewest rows to come, as far as they fit into its rows whole, so
+    short prompts pass between the pieces of a long one. A pass without the prompt that came first is followed by one
+    that begins with it, so every prompt is read.
     A prompt has the pieces that it has alone, so the states that other requests can find end where they always do.
     Without strict arithmetic other requests find pages of whole passes, and these have no room for another prompt.
     """
 
     def __init__(self, core: EngineCore) -> None:
         self._core, self._prompts = core, list[Prompt]()
+        self._left_out: Prompt | None = None  # by the last pass, though it came first
 
     @property
     def requests(self) -> list[Request]:
@@ -55,9 +63,14 @@ class Prefill:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next pass has rows for one prompt more."""
-        pieces = [prompt.pieces[0] for prompt in self._prompts if prompt.pieces]
-        return sum(stop - start for start, stop in pieces) < self._core.target.ops.prefill_rows
+        """Whether a pass of the short prompts, which fit into one, has rows for one more."""
+        most = self._core.target.ops.prefill_rows
+        return sum(prompt.rows for prompt in self._prompts if prompt.rows <= most) < most
+
+    @property
+    def next_rows(self) -> int:
+        """The rows of the next pass."""
+        return sum(stop - start for start, stop in (prompt.pieces[0] for prompt in self._next()))
 
     def fills_pages_of(self, request: Request) -> bool:
         """Returns whether a waiting request finds more of its prompt in the prefix cache when it is admitted later."""
@@ -81,6 +94,8 @@ class Prefill:
         core, prompts = self._core, self._next()
         if not prompts:
             return 0
+        first = next(prompt for prompt in self._prompts if prompt.pieces)
+        self._left_out = None if first in prompts else first
         began = time.perf_counter()
         pieces = [prompt.pieces[0] for prompt in prompts]
         sizes = [stop - start for start, stop in pieces]
@@ -119,10 +134,11 @@ class Prefill:
 
     def _next(self) -> list[Prompt]:
         """Returns the prompts of the next pass."""
+        order = sorted((prompt for prompt in self._prompts if prompt.pieces), key=lambda prompt: prompt.rows)
+        if self._left_out in order:
+            order.sort(key=lambda prompt: prompt is not self._left_out)
         chosen, rows = list[Prompt](), 0
-        for prompt in self._prompts:
-            if not prompt.pieces:
-                continue
+        for prompt in order:
             start, stop = prompt.pieces[0]
             rows += stop - start
             if rows > self._core.target.ops.prefill_rows:

@@ -20,7 +20,7 @@ WAIT_SECONDS = 0.001  # between two looks at pages that other schedulers hold
 class Scheduler:
     """Runs requests first come, first served; they join and leave the batch between two cycles. For one thread.
 
-    max_prefill_rows: prompt tokens between two cycles, at most one pass more; bounds the pause of running requests.
+    max_prefill_rows: prompt tokens between two cycles, or one pass of more; bounds the pause of running requests.
     pauses: whether the step should end before its next prefill pass.
     An exception ends only the requests of the failing step, with finish_reason `error`, and is raised.
     """
@@ -98,9 +98,11 @@ class Scheduler:
 
     def _admit_and_prefill(self) -> None:
         rows = 0
-        while rows < self._max_prefill_rows and not self._pauses():
+        while not self._pauses():
             while self._prefill.has_room and self._admit():
                 pass
+            if rows and rows + self._prefill.next_rows > self._max_prefill_rows:
+                break
             with self._fatal_to(self._prefill.next_requests()):
                 passed = self._prefill.run()
             rows += passed
@@ -112,14 +114,18 @@ class Scheduler:
                 break
 
     def _admit(self) -> bool:
-        """Gives the first waiting request its pages, if there is room and nothing to gain from waiting."""
+        """Gives the first request that gains nothing from waiting its pages, if there is room."""
         core, admitted = self._core, [*self._running, *self._prefill.requests]
-        if not self._waiting or len(admitted) == core.max_batch_size or self._prefill.fills_pages_of(self._waiting[0]):
+        if len(admitted) == core.max_batch_size:
+            return False
+        waiting = ((i, r) for i, r in enumerate(self._waiting) if not self._prefill.fills_pages_of(r))
+        number, request = next(waiting, (0, None))
+        if request is None:
             return False
         with core.turn():  # no other scheduler may take the room between the check and the allocation
-            if not core.has_room(self._waiting[0], admitted):
+            if not core.has_room(request, admitted):
                 return False
-            request = self._waiting.popleft()
+            del self._waiting[number]
             core.metrics.admitted(request)
             with self._fatal_to([request]):
                 core.allocate(request, min(core.max_batch_size, len(admitted) + 1 + len(self._waiting)))
