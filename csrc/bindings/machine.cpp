@@ -68,6 +68,8 @@ void add_machine(py::module_& m) {
   m.attr("LINEAR_VARIANTS") = linear_variants();
   m.attr("ROW_STATE_WORDS") = kRowStateWords;
   m.attr("WEIGHT_PLANES") = kWeightPlanes;
+  m.attr("NO_DRAFT") = kNoDraft;
+  m.attr("NO_ALLOWED") = kNoAllowed;
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, py::arg("n"));
   m.attr("instruction_sets") = instruction_sets();

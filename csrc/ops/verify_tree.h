@@ -107,12 +107,17 @@ struct DraftLogits {
   }
 };
 
+// In place of a bonus token, why there is none: kNoToken where the target's scores are no distribution. On CUDA kNoToken
+// stands for all of them.
+constexpr int32_t kNoDraft = -2;    // the drafter's scores are no distribution
+constexpr int32_t kNoAllowed = -3;  // the mask allows no token with a finite score
+
 // The outcome of the walks.
 struct AcceptedPaths {
   static constexpr char kRecord[] = "AcceptedPaths";
   TensorView path;         // [B, N] int32: accepted node indices, root first, then -1
   TensorView path_length;  // [B] int32: root included, so it is also the number of tokens committed
-  TensorView bonus;        // [B] int32
+  TensorView bonus;        // [B] int32; negative: the walk ends at a node without a token
   TensorView relaxed;      // [B] int32: accepted tokens that the exact rule would have refused
 
   void validate(Checker& check, Dim& B, Dim& N) const {

@@ -860,6 +860,8 @@ NOISE_BLOCK: int
 LINEAR_VARIANTS: tuple[tuple[int, int], ...]
 ROW_STATE_WORDS: int
 WEIGHT_PLANES: int
+NO_DRAFT: int
+NO_ALLOWED: int
 instruction_sets: tuple[str, ...]
 cuda_architectures: str
 compiler: str

@@ -18,10 +18,10 @@ from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.row_tools import likeliest
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
-from specengine.ops.verify_tree import Accepted, VerifyWorkspace
+from specengine.ops.verify_tree import Accepted, VerifyWorkspace, without_token
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
-from specengine.types import ConstraintFailed
+from specengine.types import ConstraintFailed, GenerationFailed
 from specengine.utils.timers import HostClock
 
 
@@ -52,6 +52,7 @@ class Batch:
         self.draft_logits: DraftLogits | None = None
         self.masks: torch.Tensor | None = None
         self._fitted: ConstrainedTrees | None = None
+        self._no_draft: ValueError | None = None
         self._experts: float | None = None  # that a layer read in the pass, in the mean
         if constrained:
             self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced or ForcedPolicy())
@@ -76,11 +77,17 @@ class Batch:
         self._clock.mark(phase)
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
-        """Drafts one tree per request. Raises ValueError naming the drafter whose weights are not numbers."""
+        """Drafts one tree per request.
+
+        Where a drafter meets rows that are not numbers, all trees are roots: the walk finds the request with such rows.
+        If there is none, commit() raises ValueError naming the drafter, whose weights are not numbers.
+        """
         try:
             self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
+            self._no_draft = None
         except ValueError as error:
-            raise ValueError(f"drafter {drafter.name}: {error}") from error
+            self._no_draft = ValueError(f"drafter {drafter.name}: {error}")
+            self._trees, self.draft_logits = [DraftTree(r.tokens[-1:], [-1]) for r in self.requests], None
         if self._fitted:
             self._trees, self.draft_logits = self._fitted.fit(self._trees, self.draft_logits)
         return self._layout.of(self._trees)
@@ -91,14 +98,23 @@ class Batch:
             self.masks = self._fitted.masks()
 
     def commit(self, tree: TreeBatch, accepted: Accepted, scores: torch.Tensor) -> None:
-        """Appends accepted tokens and bonus tokens; cuts the path of a request that ends inside of it."""
+        """Appends accepted tokens and bonus tokens; cuts the path of a request that ends inside of it.
+
+        Fails a request without a bonus token alone.
+        """
         self._committed, self._rows, self._scores, self._paths = [], [], scores, []
         columns = (accepted.path, accepted.path_length, accepted.bonus, accepted.relaxed)
         paths, lengths, bonuses, relaxed = (column.tolist() for column in columns)
+        if self._no_draft and min(bonuses) >= 0:
+            raise self._no_draft
         first = 0  # row of the request's root
         for b, (request, draft) in enumerate(zip(self.requests, self._trees, strict=True)):
             path = paths[b][: lengths[b]]
-            kept = commit_path(request, draft, path, bonuses[b], scores.__getitem__, first, relaxed[b])
+            if bonuses[b] < 0:
+                kept = []
+                request.fail(GenerationFailed(without_token(b, accepted, tree, self.history, self.draft_logits)))
+            else:
+                kept = commit_path(request, draft, path, bonuses[b], scores.__getitem__, first, relaxed[b])
             end = len(request.tokens)
             for at, token in enumerate(kept, start=end - len(kept)):
                 self._texts[b, at] = token
@@ -122,7 +138,10 @@ class Batch:
         if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._trees):
             chosen = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._trees)
-            choices = [chosen[end - len(tree.tokens) : end] for end, tree in zip(ends, self._trees, strict=True)]
+            choices = [
+                chosen[end - len(tree.tokens) : end] if kept else []  # a request that failed has rows without a choice
+                for end, tree, kept in zip(ends, self._trees, self._committed, strict=True)
+            ]
             drafter.observe_choices(self.requests, self._committed, choices)
         reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
         of_path = hidden_states.rows(self._rows) if reads else None

@@ -17,8 +17,8 @@ from specengine.models.lora.adapters import Adapter
 from specengine.rules import Rule
 from specengine.tokenizer import Tokenizer
 from specengine.types import (
-    ConstraintFailed,
     CycleTrace,
+    GenerationFailed,
     GenerationOutput,
     SamplingParams,
     SourceStats,
@@ -63,7 +63,7 @@ class Request:
     drafter_state: Any = None
     constraint: Constraint | None = None
     finish_reason: str | None = None
-    failure: ConstraintFailed | None = None
+    failure: GenerationFailed | None = None
     index: int = 0
     cached: int = 0
     accepted_last: int = 0
@@ -126,7 +126,7 @@ class Request:
         self.stats.finish()
         self.text.finish()
 
-    def fail(self, failure: ConstraintFailed) -> None:
+    def fail(self, failure: GenerationFailed) -> None:
         """Ends the request alone; others of its batch go on."""
         self.failure = failure
         self.finish("error")

@@ -29,8 +29,8 @@ class Accepted:
     """The tokens that a cycle committed.
 
     path: int32 [B, N], node indices, root first, then -1.  path_length: int32 [B], root included, so it is also the
-    number of tokens committed.  bonus: int32 [B].  relaxed: int32 [B], accepted tokens that the exact rule would have
-    refused.
+    number of tokens committed.  bonus: int32 [B], negative where the walk ends at a node without a token.
+    relaxed: int32 [B], accepted tokens that the exact rule would have refused.
     """
 
     path: torch.Tensor
@@ -109,6 +109,7 @@ def verify_tree(
     rule: Rule | None = None,
     draft: DraftLogits | None = None,
     masks: torch.Tensor | None = None,
+    raises: bool = True,
 ) -> Accepted:
     """Walks every tree by a rule. `match`, the default, draws the target's token at each node and follows it while the
     tree has it.
@@ -121,15 +122,17 @@ def verify_tree(
     Under `match` a draw depends on its node's distribution and its noise alone, so the tokens committed are those of
     plain decoding. The noise has two levels: the first is keyed (seed, position, block of 64 tokens), the second (seed,
     position, token). Acceptance coins are keyed (seed, root position, node), on a stream of their own.
-    Raises ValueError for tokens with masks, and on the walk for NaN or infinite scores (-inf is a masked token), for
-    such scores of the drafter if the rule reads them, and for a mask that leaves no token. A parent has to be an
-    earlier node. On CUDA the host does not wait for the device: such a walk ends with bonus -1. CUDA never visits rows
-    whose token is -1 (padding); an idle request, whose root is padding, gets path_length 0 and bonus -1.
+    Raises ValueError for tokens with masks. A parent has to be an earlier node.
+    A walk has a negative bonus at NaN or infinite scores (-inf is a masked token), at such scores of the drafter if the
+    rule reads them, and at a mask that leaves no token. raises: makes that a ValueError, worded by without_token(); not
+    on CUDA, where the host does not wait for the device. CUDA never visits rows whose token is -1 (padding); an idle
+    request, whose root is padding, gets path_length 0 and bonus -1.
     """
     if scores.dtype == torch.int32:
         if masks is not None:
             raise ValueError("scores: expected logits, as there are masks, got the target's tokens")
-        return _follow(scores.tolist(), tree, history, workspace or VerifyWorkspace.empty(len(params.seed), 0))
+        accepted = _follow(scores.tolist(), tree, workspace or VerifyWorkspace.empty(len(params.seed), 0))
+        return _checked(accepted, tree, history, draft) if raises else accepted
     device, rule = scores.device, rule or Match()
     if workspace is None:
         (rows, vocab), weights = scores.shape, not isinstance(rule, Match)
@@ -146,10 +149,33 @@ def verify_tree(
         rule.kernel,
         rule.options,
     )
+    return _checked(accepted, tree, history, draft) if raises and is_host(device) else accepted
+
+
+def without_token(
+    b: int, accepted: Accepted, tree: TreeBatch, history: TokenHistory, draft: DraftLogits | None = None
+) -> str:
+    """Says why the walk of request b, with a negative bonus, has no token."""
+    reason, last = int(accepted.bonus[b]), int(accepted.path_length[b]) - 1
+    row = int(tree.row_start[b]) + int(accepted.path[b, last])
+    where = f"(request {b}, position {int(history.length[b]) + last})"
+    if reason == _C.NO_ALLOWED:
+        return f"masks: row {row} {where} allows no token with a finite score"
+    if reason == _C.NO_DRAFT and draft is not None:
+        name, row, so = "draft_logits", int(draft.rows[row]), "no child can have been drafted from it"
+    else:
+        name, so = "logits", "there is no token to draw"
+    return f"{name}: row {row} {where} has NaN or infinite scores, so {so}"
+
+
+def _checked(accepted: Accepted, tree: TreeBatch, history: TokenHistory, draft: DraftLogits | None) -> Accepted:
+    for b, token in enumerate(accepted.bonus.tolist()):
+        if token < 0:
+            raise ValueError(without_token(b, accepted, tree, history, draft))
     return accepted
 
 
-def _follow(chosen: list[int], tree: TreeBatch, history: TokenHistory, workspace: VerifyWorkspace) -> Accepted:
+def _follow(chosen: list[int], tree: TreeBatch, workspace: VerifyWorkspace) -> Accepted:
     """Walks every tree along the target's tokens, one per node."""
     accepted = workspace.outcome(tree.nodes)
     paths, lengths, bonuses, relaxed = accepted.arrays
@@ -161,11 +187,6 @@ def _follow(chosen: list[int], tree: TreeBatch, history: TokenHistory, workspace
                 node = child
                 path.append(child)
         bonus = chosen[first + node]
-        if bonus < 0:
-            raise ValueError(
-                f"logits: row {first + node} (request {b}, position {int(history.length[b]) + len(path) - 1}) "
-                f"has NaN or infinite scores, so there is no token to draw"
-            )
         for at, node in enumerate(path):
             paths[b, at] = node
         if len(path) < tree.nodes:
@@ -174,13 +195,15 @@ def _follow(chosen: list[int], tree: TreeBatch, history: TokenHistory, workspace
     return accepted
 
 
-def verify_tree_on_host(scores, tree, params, history, workspace=None, rule=None, draft=None, masks=None) -> Accepted:
+def verify_tree_on_host(
+    scores, tree, params, history, workspace=None, rule=None, draft=None, masks=None, raises=True
+) -> Accepted:
     """verify_tree for scores on another device: copies them to the host, where tree and history are read anyway."""
     scores, masks = scores.cpu(), None if masks is None else masks.cpu()
     tokens, parents, depths = tree.tokens.cpu(), tree.parents.cpu(), tree.depths.cpu()
     host = TreeBatch(tokens, parents, depths, tree.row_start.cpu(), None, tree.nodes)
     draft = draft and draft.to(torch.device("cpu"))
-    return verify_tree(scores, host, params, history, workspace, rule, draft, masks)
+    return verify_tree(scores, host, params, history, workspace, rule, draft, masks, raises)
 
 
 def verify_tree_reference(logits, tree, params, history, workspace=None, masks=None) -> Accepted:
