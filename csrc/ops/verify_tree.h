@@ -107,8 +107,8 @@ struct DraftLogits {
   }
 };
 
-// In place of a bonus token, why there is none: kNoToken where the target's scores are no distribution. On CUDA kNoToken
-// stands for all of them.
+// In place of a bonus token, why there is none: kNoToken where the target's scores are no distribution. On CUDA
+// kNoToken stands for all of them.
 constexpr int32_t kNoDraft = -2;    // the drafter's scores are no distribution
 constexpr int32_t kNoAllowed = -3;  // the mask allows no token with a finite score
 

@@ -218,6 +218,14 @@ def test_samples_logprobs_and_traces_of_a_constrained_prompt():
             assert not cycle.sources or len(cycle.sources) == len(cycle.accepted)
 
 
+def test_a_schema_is_read_once_for_all_samples(monkeypatch):
+    engine, read = engine_of(), []
+    constraint = engine.model.grammars.constraint
+    monkeypatch.setattr(engine.model.grammars, "constraint", lambda params: read.append(params) or constraint(params))
+    outputs = engine.generate(PROMPTS[0], SamplingParams(choices=["yes", "no"], temperature=1.0, n=5))
+    assert len(read) == 1 and {output.text for output in outputs} <= {"yes", "no"}
+
+
 def test_plain_decoding_verifies_no_forced_token():
     output = engine_of().generate(PROMPTS[0], SamplingParams(choices=["yes, always"], max_new_tokens=40, trace=True))
     assert {len(cycle.tokens) for cycle in output.trace} == {1}

@@ -1,3 +1,4 @@
+import signal
 import sys
 import threading
 import time
@@ -59,6 +60,28 @@ def test_an_exception_inside_hands_the_turn_on():
             raise RuntimeError
     except RuntimeError:
         pass
+    with turns:
+        pass
+
+
+def test_a_thread_that_is_interrupted_while_it_waits_leaves_the_queue():
+    turns, held, done = FairLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns:
+            held.set()
+            waits(turns, 1)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(20)
+    with pytest.raises(KeyboardInterrupt), turns:
+        pass
+    assert turns.num_waiting == 0
+    done.set()
+    thread.join()
     with turns:
         pass
 
