@@ -54,10 +54,7 @@ class Cycle:
         return TargetOutput(score(hidden_states.normed, batch.masks), hidden_states)
 
     def accept(self, tree: TreeBatch, scores: torch.Tensor, batch: CycleBatch) -> Accepted:
-        """Walks every tree by the rule, from the root to the last accepted node and the bonus token.
-
-        Where there is no such token, as a row of the request has NaN, its bonus is negative and the others go on.
-        """
+        """Walks every tree by the rule, to the last accepted node and the bonus token; negative where there is none."""
         masks = None if scores.dim() == 1 else batch.masks  # likeliest tokens obey them already
         place = (batch.params, batch.history, batch.workspace)
         return self.target.ops.verify_tree(scores, tree, *place, self.rule, batch.draft_logits, masks, raises=False)
