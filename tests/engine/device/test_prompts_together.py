@@ -91,7 +91,7 @@ def test_arithmetic_that_is_not_strict_reads_whole_passes_alone(cuda_backend, pa
     engine = Engine(dataclasses.replace(model, eos_token_ids=frozenset()), drafter="none", max_batch_size=4)
     prompts = [PROMPTS[0], [*range(100, 170)], PROMPTS[1], PROMPTS[2]]
     outputs = engine.generate(prompts, SHORT)
-    assert passes == [1, 1, 3]
+    assert passes == [3, 1, 1]
     assert engine.cache.prefixes.cached == 1
     again = engine.generate(prompts[1], SHORT)
     assert again.stats.prefix_hit_tokens == PAGE_SIZE and again.token_ids == outputs[1].token_ids
