@@ -276,13 +276,13 @@ def test_a_full_queue_refuses_and_has_room_again_later():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.generate([[3]] * 11), "prompts: 11 requests never fit into a batch of 2 and a queue of 8"),
+        (lambda s: s.generate([[3]] * 11), "prompts: 11 requests never fit into the 10 places of batch and queue"),
         (lambda s: s.generate([3], deadline=0), "deadline: expected a positive number of seconds or None, got 0"),
         (lambda s: s.generate([3], deadline="soon"), "deadline: expected"),
         (lambda s: s.generate([]), None),
         (lambda s: s.generate([3], SamplingParams(stop="x")), "stop: this model has no tokenizer"),
         (lambda s: s.stream([3], deadline=-1), "deadline: expected"),
-        (lambda s: s.stream([[3]] * 6, SamplingParams(n=2)), "prompts: 12 requests never fit into a batch of 2"),
+        (lambda s: s.stream([[3]] * 6, SamplingParams(n=2)), "prompts: 12 requests never fit into the 10 places"),
         (lambda s: AsyncEngine("smollm2-135m"), "engine: expected an Engine, got str"),
         (lambda s: AsyncEngine(s.engine, max_waiting=0), "max_waiting: expected a positive integer, got 0"),
     ],
