@@ -6,47 +6,59 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
-from concurrent.futures import Future
+from collections.abc import Collection, Hashable
 from typing import TYPE_CHECKING
 
 from specengine.constraints.base import Constraint
 from specengine.constraints.choices import regex_of
 from specengine.constraints.constraint import GrammarConstraint, reason
 from specengine.constraints.gbnf import as_lark
-from specengine.constraints.lark_text import bound_forcing, check_names, without_literals
+from specengine.constraints.lark_text import bound_forcing, check_depth, check_names, without_literals
 from specengine.constraints.least_tokens import LeastTokens
-from specengine.constraints.multiples import check_multiples
+from specengine.constraints.schemas import fit_schema
+from specengine.constraints.text_size import text_size
 from specengine.constraints.vocabulary import read_vocabulary
 from specengine.tokenizer import Tokenizer
 from specengine.types import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
-KEPT = 64  # compiled grammars: an agent's tools in all their combinations; a large schema takes about a megabyte
+KEPT = 64  # compiled grammars: an agent's tools in all their combinations
+KEPT_TEXT = 2**19  # characters of them all; each takes up to 370 bytes, most in enumerations and patterns
 # Work of one mask, at most: about 70 ms. Of 300 random expressions llguidance's own limit of a fifth gave up on one.
 STEP_FUEL = 1_000_000
 ITEMS = 20_000  # of the grammar that may stand at one place: an optional key takes four, and the default is 2,000
-# JSON is written as json.dumps writes it. Models know this form best, and every space between two values is forced:
-# where the grammar allows any whitespace, small models write spaces until their tokens run out.
-JSON_FORM: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class _Compiled:
+    """A grammar that is compiled once, by the first thread that asks; others wait."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.lock = size, threading.Lock()
+        self.matcher: LLMatcher | None = None
 
 
 class Grammars:
     """The constraints of one tokenizer; several threads may call it.
 
     tokenizer: None for a model without one, which refuses every constraint.  eos_token_ids: end a text.
-    vocab_size: of the model.  kept: compiled grammars, at most; the one unused for longest goes first.
+    vocab_size: of the model.  kept, kept_text: compiled grammars, and characters of their texts, at most; the one
+    unused for longest goes first, the last one stays whatever its length.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, eos_token_ids: Collection[int], vocab_size: int, kept: int = KEPT
+        self,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: Collection[int],
+        vocab_size: int,
+        kept: int = KEPT,
+        kept_text: int = KEPT_TEXT,
     ) -> None:
-        self._tokenizer, self._eos, self._vocab_size, self._kept = tokenizer, eos_token_ids, vocab_size, kept
+        self._tokenizer, self._eos, self._vocab_size = tokenizer, eos_token_ids, vocab_size
+        self._most, self._most_text = kept, kept_text
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[Hashable, _Compiled] = OrderedDict()
         self._lock = threading.Lock()  # of the dictionary: grammars compile side by side, without the GIL
         self._reading = threading.Lock()  # of the vocabulary
 
@@ -63,27 +75,41 @@ class Grammars:
             return self._least_tokens(params)
         if self._tokenizer is None:
             raise ValueError(f"{name}: this model has no tokenizer, so no text can be constrained")
+        key = name, getattr(params, name)
+        grammar = self._keep(key)
+        with grammar.lock:
+            try:
+                grammar.matcher = grammar.matcher or self._compile(name, self._form(params))
+            finally:
+                if grammar.matcher is None:
+                    self._forget(key, grammar)
+            return GrammarConstraint(grammar.matcher, self._eos, self._vocab_size, params)
+
+    def _keep(self, key: tuple[str, str | tuple[str, ...]]) -> _Compiled:
+        with self._lock:
+            if key not in self._compiled:
+                texts = [key[1]] if isinstance(key[1], str) else key[1]
+                self._compiled[key] = _Compiled(sum(map(text_size, texts)))
+            self._compiled.move_to_end(key)
+            size = sum(each.size for each in self._compiled.values())
+            while len(self._compiled) > 1 and (len(self._compiled) > self._most or size > self._most_text):
+                size -= self._compiled.popitem(last=False)[1].size
+            return self._compiled[key]
+
+    def _forget(self, key: Hashable, grammar: _Compiled) -> None:
+        with self._lock:
+            if self._compiled.get(key) is grammar:
+                del self._compiled[key]
+
+    def _form(self, params: SamplingParams) -> str:
         if params.grammar is not None:
+            assert self._tokenizer is not None
             known, text = self._tokenizer.vocab_size, self._tokenizer.token_text
             ends = {token: text(token) if token < known else f"<[{token}]>" for token in self._eos}
-            check_names(as_lark(params.grammar), ends)
-        grammar = compiled_form(params)
-        with self._lock:
-            if first := (compiling := self._compiled.get(grammar)) is None:
-                compiling = self._compiled[grammar] = Future()
-                if len(self._compiled) > self._kept:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
-        assert compiling is not None
-        if first:
-            try:
-                compiling.set_result(self._compile(name, grammar))
-            except BaseException as error:
-                with self._lock:
-                    if self._compiled.get(grammar) is compiling:
-                        del self._compiled[grammar]
-                compiling.set_exception(error)
-        return GrammarConstraint(compiling.result(), self._eos, self._vocab_size, params)
+            grammar = as_lark(params.grammar)
+            check_depth(grammar)
+            check_names(grammar, ends)
+        return compiled_form(params)
 
     def _least_tokens(self, params: SamplingParams) -> LeastTokens | None:
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos)}.intersection(range(self._vocab_size))
@@ -106,19 +132,25 @@ class Grammars:
         # A schema is the caller's own and no matter of logs.
         limits = LLParserLimits(step_lexer_fuel=STEP_FUEL, max_items_in_row=ITEMS, verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise ValueError(f"{name}: {reason(matcher)}")
-        first = matcher.deep_copy()  # computing a mask may leave it in an error for good
-        allowed = first.compute_bitmask()
-        if first.is_error() or not any(allowed):
-            raise ValueError(f"{name}: no text fulfils it")
-        token = next(place * 8 + bit for place, byte in enumerate(allowed) for bit in range(8) if byte >> bit & 1)
-        if not first.try_consume_tokens([token]) and first.is_error():
-            fault = reason(first)
-            if "ff_tokens" in fault:
-                fault = "it forces a text without an end: no finite text fulfils it"
-            raise ValueError(f"{name}: {fault}")
-        return matcher
+        if not (fault := _fault(matcher)):
+            return matcher
+        del matcher  # the traceback of the error would keep its memory
+        raise ValueError(f"{name}: {fault}")
+
+
+def _fault(matcher: LLMatcher) -> str:
+    """Returns why a grammar has no text; empty where it has one."""
+    if matcher.is_error():
+        return reason(matcher)
+    first = matcher.deep_copy()  # computing a mask may leave it in an error for good
+    allowed = first.compute_bitmask()
+    if first.is_error() or not any(allowed):
+        return "no text fulfils it"
+    token = next(place * 8 + bit for place, byte in enumerate(allowed) for bit in range(8) if byte >> bit & 1)
+    if first.try_consume_tokens([token]) or not first.is_error():
+        return ""
+    fault = reason(first)
+    return "it forces a text without an end: no finite text fulfils it" if "ff_tokens" in fault else fault
 
 
 def compiled_form(params: SamplingParams) -> str:
@@ -128,12 +160,8 @@ def compiled_form(params: SamplingParams) -> str:
     name = params.constraint
     if name == "json_schema":
         assert isinstance(params.json_schema, str)  # SamplingParams keeps its text
-        try:
-            check_multiples(json.loads(params.json_schema), name)
-        except RecursionError:
-            raise ValueError(f"{name}: is nested too deeply") from None
-        schema = params.json_schema if params.json_schema != "{}" else '{"type": "object"}'
-        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+        schema = fit_schema(json.loads(params.json_schema) or {"type": "object"}, name)
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema))
     if name == "regex":
         assert params.regex is not None
         return LLMatcher.grammar_from_regex(params.regex)
@@ -144,7 +172,7 @@ def compiled_form(params: SamplingParams) -> str:
 
 
 def _with_json_form(grammar: str) -> str:
-    """Gives JSON inside of a Lark grammar the form of other JSON; a schema that chooses its own keeps it."""
+    """Fits the JSON schemas inside of a Lark grammar; they get the form of other JSON unless they choose their own."""
     parts, end = [], 0
     for found in re.finditer(r"%json\s*(?=\{)", without_literals(grammar)):
         if found.start() < end:  # inside of a schema's own text
@@ -152,13 +180,9 @@ def _with_json_form(grammar: str) -> str:
         try:
             schema, after = json.JSONDecoder().raw_decode(grammar, found.end())
         except ValueError:  # the grammar engine says where it is wrong
-            continue
+            break
         except RecursionError:
             raise ValueError("grammar: its JSON is nested too deeply") from None
-        check_multiples(schema, "grammar")
-        if not isinstance(own := schema.get("x-guidance", {}), dict):  # the grammar engine refuses it
-            continue
-        options = {**JSON_FORM, **own}
-        parts += [grammar[end : found.end()], json.dumps({**schema, "x-guidance": options})]
+        parts += [grammar[end : found.end()], json.dumps(fit_schema(schema, "grammar"))]
         end = after
     return "".join([*parts, grammar[end:]])

@@ -5,9 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\\n])+/')
-_TOKEN = re.compile(r"<(?:\[(?P<ids>[^\]\s]*)\]|(?P<text>[^<>\s\[]+))>")
-_ATTRIBUTE = re.compile(r"\w\s*\[[^\]]*?\b(temperature|max_tokens)\s*=")
+from specengine.constraints.chains import LONGEST, longest_chain
+
+# Each reads a place of the text a few times at most, whatever it holds. Outside of a literal no backslash can stand, so
+# what follows one begins none: else one without an end would be read from each of its escaped quotes again.
+_LITERAL = re.compile(r'(?<!\\)"(?:\\.|[^"\\\n])*"|(?://|#)[^\n]*|(?<!\\)/(?:\\.|[^/\\\n])+/')
+_TOKEN = re.compile(r"<(?:\[(?P<ids>[^\[\]<\s]*)\]|(?P<text>[^<>\s\[]+))>")
+_ATTRIBUTES = re.compile(r"\w\s*\[([^\[\]]*)\]")
+_REFUSED = re.compile(r"\b(temperature|max_tokens)\s*=")
+_NAME = re.compile(r"\b([^\W\d]\w*)\b((?:::\w+)?\s*(?:(?:\[[^\[\]]*\]|\{[^{}]*\})\s*)*:)?")
 _FORCING = '"no_forcing"'
 
 
@@ -23,11 +29,26 @@ def check_names(grammar: str, ends: Mapping[int, str]) -> None:
     Raises ValueError naming the token or the attribute.
     """
     code = without_literals(grammar)
-    if found := _ATTRIBUTE.search(code):
-        raise ValueError(f"grammar: {found[1]}: a rule cannot have this attribute; SamplingParams holds for all")
+    for attributes in _ATTRIBUTES.finditer(code):
+        if found := _REFUSED.search(attributes[1]):
+            raise ValueError(f"grammar: {found[1]}: a rule cannot have this attribute; SamplingParams holds for all")
     for named in _TOKEN.finditer(code):
         if ended := [ends[token] for token in sorted(ends) if _holds(named, token, ends[token])]:
             raise ValueError(f"grammar: {named[0]}: {ended[0]} ends a text, so no grammar may name it")
+
+
+def check_depth(grammar: str) -> None:
+    """Raises ValueError where rules refer to others through more levels than the grammar engine has stack for."""
+    rules: dict[str, list[str]] = {"": []}
+    rule = ""
+    for name, defines in _NAME.findall(without_literals(grammar)):
+        if defines:
+            rule = name
+            rules.setdefault(rule, [])
+        else:
+            rules[rule].append(name)
+    if longest_chain(rules) > LONGEST:
+        raise ValueError(f"grammar: its rules refer to each other more than {LONGEST} levels deep")
 
 
 def bound_forcing(grammar: str) -> str:

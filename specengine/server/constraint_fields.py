@@ -29,11 +29,15 @@ Schema = Annotated[dict[str, Any] | None, BeforeValidator(_parse_schema)]
 
 @dataclass(frozen=True)
 class TextConstraint:
-    """What a text must be.  field: of the request.  kind, value: a parameter of SamplingParams."""
+    """What a text must be.  field: of the request.  kind, value: a parameter of SamplingParams.
+
+    strict: whether a schema may lose nothing that the engine lacks.
+    """
 
     field: str
     kind: str
     value: Any
+    strict: bool = False
 
 
 class StructuredOutputs(Body):
@@ -104,7 +108,7 @@ class ConstrainedRequest(Body):
     @property
     def _constraints(self) -> list[TextConstraint]:
         form = self.response_format
-        of_form = (form.field, "json_schema", form.schema_of_answer) if form else ("response_format", "", None)
+        of_form = (form.field, "json_schema", form.schema_of_answer, form.strict) if form else ("", "", None)
         return [
             *_given(of_form),
             *(self.structured_outputs.constraints if self.structured_outputs else ()),
@@ -121,5 +125,5 @@ class ConstrainedRequest(Body):
         ]
 
 
-def _given(*constraints: tuple[str, str, Any]) -> list[TextConstraint]:
+def _given(*constraints: tuple[Any, ...]) -> list[TextConstraint]:
     return [TextConstraint(*each) for each in constraints if each[2] is not None]

@@ -191,5 +191,5 @@ def _write_value(writer: LarkWriter, schema: Mapping[str, Any], key: str) -> str
     types = parameter_types(schema, key)
     if not types or "string" in types:
         return writer.text_until(end, [OPEN, PARAMETER, *_OPEN_CLOSERS])  # where the parser might end the value
-    root = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    root = {name: schema[name] for name in ("$defs", "definitions", "x-guidance") if name in schema}
     return f"{writer.json({**root, **own})} {quote(end)}"

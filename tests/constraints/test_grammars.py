@@ -28,7 +28,7 @@ MALFORMED = {
     ),
     "joined multiples": (
         {"json_schema": {"type": "integer", "allOf": [{"multipleOf": n} for n in (97, 89, 83)]}},
-        "json_schema: multipleOf: joined",
+        "json_schema: /allOf/2/multipleOf: joined",
     ),
     "a multiple inside of a grammar": (
         {"grammar": 'start: %json {"type": "integer", "multipleOf": 999983}'},
@@ -151,7 +151,7 @@ def test_a_description_may_speak_of_grammars():
     schema = '{"type": "object", "description": "write %json {} here", "properties": {"a": {"enum": [{"b": 1}]}}, '
     schema += '"required": ["a"], "additionalProperties": false}'
     assert texts_of(grammar=f"start: %json {schema}") == {'{"a": {"b": 1}}'}
-    with pytest.raises(ValueError, match=r"(?s)^grammar: .*JSON schema"):
+    with pytest.raises(ValueError, match=r"^grammar: /x-guidance: expected"):
         grammars().constraint(SamplingParams(grammar='start: %json {"x-guidance": 5}'))
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
-from specengine.constraints.multiples import check_multiples
+from specengine.constraints.schemas import Coverage, fit_schema
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.chat.tools import Function
 from specengine.server.constraint_fields import TextConstraint
@@ -16,8 +14,6 @@ from specengine.tool_calls.answer_parser import AnswerFormat
 from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.grammar import Enforced, write_grammar
 
-_KEPT = 256  # schemas that were checked last: the tools of several agents
-_LONGEST = 300  # characters of an error
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -54,31 +50,19 @@ def constrain_text(constraint: TextConstraint | None) -> dict[str, Any]:
         return {}
     value = constraint.value
     if constraint.kind == "json_schema":
-        check_schema(value, constraint.field)
-        value = value or {"type": "object"}
+        value = fit(value or {"type": "object"}, constraint.field, "strict" if constraint.strict else "whole")
     return {constraint.kind: value}
 
 
-def check_schema(schema: Mapping[str, Any], field: str) -> None:
-    """Raises ApiError naming the field unless the grammar engine supports a schema."""
+def fit(schema: Mapping[str, Any], field: str, coverage: Coverage) -> dict[str, Any]:
+    """Returns a schema that the grammar engine holds, with closed objects, see fit_schema().
+
+    Raises ApiError naming the field, the place in it and the reason.
+    """
     try:
-        text = json.dumps(schema)
-    except RecursionError:
-        raise ApiError(400, f"{field}: is nested too deeply", param=field) from None
-    try:
-        check_multiples(schema, field)  # before they are compiled
+        return fit_schema(schema, field, coverage, closed=True)
     except ValueError as error:
         raise ApiError(400, str(error), param=field) from None
-    if message := _find_error(text):
-        raise ApiError(400, f"{field}: {message}", param=field)
-
-
-@lru_cache(maxsize=_KEPT)
-def _find_error(schema: str) -> str:
-    from llguidance import LLMatcher  # 3 MB, needed by constrained requests alone
-
-    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
-    return " ".join(error.split())[:_LONGEST]
 
 
 def _is_required(body: ChatRequest) -> bool:
@@ -107,16 +91,13 @@ def _functions(body: ChatRequest) -> tuple[FunctionSchema, ...]:
 def _schema(function: Function, required: bool, field: str) -> dict[str, Any]:
     """Returns the schema of a function's arguments that the grammar enforces.
 
-    Strict functions: their own; else an unsupported keyword is left out, and without a required call the arguments
-    are any object.
+    Strict functions: their own; else what the engine lacks is left out, and without a required call the arguments are
+    any object.
     """
     schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
+    where = f"{field}.function.parameters"
     if schema["type"] != "object":
-        where = f"{field}.function.parameters"
         raise ApiError(400, f"{where}: expected a schema of type object, got {str(schema['type'])[:40]!r}", param=where)
     if not function.strict and not required:
         return {"type": "object"}
-    if not function.strict:
-        schema["x-guidance"] = {"lenient": True}
-    check_schema(schema, f"{field}.function.parameters")
-    return schema
+    return fit(schema, where, "strict" if function.strict else "lenient")

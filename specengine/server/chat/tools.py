@@ -104,7 +104,7 @@ ToolChoice = Annotated[Any, BeforeValidator(_parse_tool_choice)]
 
 
 class JsonSchema(Body):
-    """strict is accepted and changes nothing: the schema always holds."""
+    """The schema always holds.  strict: it may not have unknown formats either, which are ignored otherwise."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -130,6 +130,10 @@ class ResponseFormat(Body):
         if self.type == "json_schema" and self.json_schema is None and self.bare_schema is None:
             raise make_error("json_schema: is missing")
         return self
+
+    @property
+    def strict(self) -> bool:
+        return bool(self.json_schema and self.json_schema.strict)
 
     @property
     def schema_of_answer(self) -> dict[str, Any] | None:
