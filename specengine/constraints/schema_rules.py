@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from specengine.constraints.schema_nodes import SCHEMA_KEYWORDS
 
@@ -18,6 +18,8 @@ _ANNOTATIONS = (
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _DOUBLE, _LONG = 2**53, 2**63  # doubles hold all whole numbers up to the first; the second ends 64 bits
+
+Nodes = Sequence[tuple[str, dict[str, Any]]]  # schemas with their places
 
 
 class Fault(NamedTuple):
@@ -94,7 +96,7 @@ def faults(place: str, node: dict[str, Any], knows_format: Callable[[str], bool]
             yield Fault(f"{place}/{key}", node, key, f"unknown format {value[:40]!r}", annotation=True)
 
 
-def multiples(nodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Fault]:
+def multiples(nodes: Nodes) -> Iterator[Fault]:
     """Yields multiples that take many states, by themselves or together with those before them.
 
     Where schemas may be joined, by allOf or a reference, all their multiples count as joined.
@@ -103,7 +105,7 @@ def multiples(nodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Fault]:
     for place, node in nodes:
         joins = joins or "allOf" in node or "$ref" in node
         step = node.get("multipleOf")
-        if isinstance(step, int | float) and not isinstance(step, bool) and 0 < step < math.inf:
+        if _is_number(step) and step > 0:
             exact = Decimal(str(step) if isinstance(step, float) else step).as_tuple()
             assert isinstance(exact.exponent, int)
             found.append((place, node, int(Decimal((0, exact.digits, 0))), exact.exponent))
@@ -118,6 +120,31 @@ def multiples(nodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Fault]:
             joined = both
             continue
         yield Fault(f"{place}/multipleOf", node, "multipleOf", reason)
+
+
+def narrow_bounds(nodes: Nodes) -> Iterator[Fault]:
+    """Yields exclusive bounds that are whole numbers, with the other bound less than one away.
+
+    Of such a range the grammar engine takes the excluded number, too. Where schemas may be joined, any two bounds may
+    meet.
+    """
+    numbers = [(place, node) for place, node in nodes if node.get("type") != "integer"]
+    joins = any(key in node for _, node in nodes for key in ("allOf", "anyOf", "oneOf", "$ref"))
+    for key, limit, far, sign in (
+        ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
+        ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
+    ):
+        every = [node.get(each) for _, node in numbers for each in far]
+        for place, node in numbers:
+            bound = node.get(limit) if node.get(key) is True else node.get(key)
+            if _is_number(bound) and bound == int(bound):
+                others = every if joins else [node.get(each) for each in far]
+                if any(_is_number(other) and 0 <= sign * (other - bound) < 1 for other in others):
+                    yield Fault(f"{place}/{key}", node, key, "the grammar engine would not exclude this number")
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _is_exact_bound(node: Mapping[str, Any], key: str, value: Any) -> bool:

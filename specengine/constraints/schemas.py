@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from specengine.constraints.chains import LONGEST, longest_chain
 from specengine.constraints.closed_objects import close_objects
 from specengine.constraints.schema_nodes import SchemaDocument, inner_schemas
 from specengine.constraints.schema_parts import joined_part
-from specengine.constraints.schema_rules import Fault, deep_values, faults, multiples, simplify
+from specengine.constraints.schema_rules import Fault, Nodes, deep_values, faults, multiples, narrow_bounds, simplify
 
 # JSON is written as json.dumps writes it. Models know this form best, and every space between two values is forced:
 # where the grammar allows any whitespace, small models write spaces until their tokens run out.
@@ -20,7 +20,6 @@ _ESCAPES = 'nrbtf\\"u'  # that a text may have behind a backslash
 _SHOWN = 300  # characters of a reason
 
 Coverage = Literal["strict", "whole", "lenient"]
-Nodes = Sequence[tuple[str, dict[str, Any]]]  # schemas with their places
 
 
 def fit_schema(
@@ -48,7 +47,7 @@ def fit_schema(
         nodes = [*document.nodes()]
         _check_chains(document, nodes)
         _settle((fault for place, node in nodes for fault in [*faults(place, node, _knows_format)]), coverage)
-        _settle(multiples(nodes), coverage)
+        _settle([*multiples(nodes), *narrow_bounds(nodes)], coverage)
         document.root["x-guidance"] = {**JSON_FORM, **form, **_escapes(nodes, form)}
         if reason := _engine_fault(document.root):
             _settle(_unsupported(document, nodes), coverage)
