@@ -59,7 +59,8 @@ class _Closing:
         if every.stated or not (every.named or others):
             return self._part(node)
         if "$ref" in node and not others and not {*node} & {*_JOINED, "properties", "required"}:
-            return {**self._part(node), "$ref": self._define(node["$ref"], True)}
+            beside = {key: value for key, value in node.items() if key != "$ref"}
+            return {**self._part(beside), "$ref": self._define(node["$ref"], True)}
         beside = {**others, **own.names}
         closed = self._part(
             node, lambda each: self._close(each, beside) if self._joined(each).named else self._part(each)

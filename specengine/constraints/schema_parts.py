@@ -8,7 +8,7 @@ from typing import Any
 from specengine.constraints.schema_nodes import SchemaDocument, map_schemas
 
 JOINS = ("allOf", "anyOf", "oneOf")
-_MOST = 300  # keywords of a part; what is joined beyond them counts as true
+_MOST, _DEEPEST = 300, 30  # keywords of a part, and schemas around one; what is joined beyond counts as true
 
 Keyword = tuple[dict[str, Any], str]  # and the schema that has it
 
@@ -26,7 +26,7 @@ def joined_part(
     def part(node: Any, around: tuple[int, ...]) -> Any:
         if not isinstance(node, dict):
             return node
-        if id(node) in around or len(keywords) > _MOST:
+        if id(node) in around or len(keywords) > _MOST or len(around) > _DEEPEST:
             return True
         form: dict[str, Any] = {}
         targets = []

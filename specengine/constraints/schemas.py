@@ -17,7 +17,7 @@ from specengine.constraints.schema_rules import Fault, Nodes, deep_values, fault
 # where the grammar allows any whitespace, small models write spaces until their tokens run out.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ESCAPES = 'nrbtf\\"u'  # that a text may have behind a backslash
-_SHOWN = 300  # characters of a reason
+_SHOWN = 300  # characters of a place, and of a reason
 
 Coverage = Literal["strict", "whole", "lenient"]
 
@@ -65,7 +65,8 @@ def _settle(found: Iterable[Fault], coverage: Coverage) -> None:
     """Leaves out the keywords that the coverage allows to; raises ValueError for others."""
     for fault in found:
         if coverage != "lenient" and not (coverage == "whole" and fault.annotation):
-            raise ValueError(f"{fault.place}: {fault.reason}")
+            place = fault.place if len(fault.place) <= _SHOWN else f"{fault.place[:100]}...{fault.place[-100:]}"
+            raise ValueError(f"{place}: {fault.reason}")
         del fault.node[fault.key]
 
 

@@ -72,7 +72,7 @@ class SchemaFuzz:
         self._judge(seed, schema, validator, _walk(constraint, rng), start)
 
     def _judge(self, seed: int, schema: Any, validator: Any, text: str | None, start: LLMatcher) -> None:
-        if text is None or not _takes(start, text):
+        if text is None or not takes(start, text):
             return
         self.counts["taken"] += 1
         try:
@@ -114,7 +114,7 @@ def _validator(schema: Any) -> Any:
     return jsonschema.Draft202012Validator(schema, format_checker=checker)
 
 
-def _takes(start: LLMatcher, text: str) -> bool:
+def takes(start: LLMatcher, text: str) -> bool:
     matcher, tokens = start.deep_copy(), [*text.encode()]
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
