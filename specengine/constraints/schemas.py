@@ -34,7 +34,7 @@ def fit_schema(
     """
     try:
         root = json.loads(json.dumps(dict(schema)))
-        form = {"lenient": True} if coverage == "lenient" else root.pop("x-guidance", {})
+        form = {"coerce_one_of": True} if coverage == "lenient" else root.pop("x-guidance", {})
         if not isinstance(form, dict):
             raise ValueError("/x-guidance: expected an object")
         document = SchemaDocument(root)

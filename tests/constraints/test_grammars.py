@@ -1,16 +1,23 @@
 """What a constraint may be; how it is compiled and kept."""
 
+import gc
 import json
 import subprocess
 import sys
 import threading
+import time
+from typing import ClassVar
+from weakref import ref
 
 import pytest
+from llguidance import LLMatcher
 
 from specengine import SamplingParams
 from specengine.constraints import Grammars
+from specengine.constraints.text_size import text_size
 from tests.constraints.masks import allowed_tokens
 from tests.constraints.vocabulary import CALL, CHOICES, END, ENDS, FIRST, REGEX, SCHEMA, TOKENIZER, TURN, grammars
+from tests.selection import looped
 
 MALFORMED = {
     "a schema that no value fulfils": ({"json_schema": {"type": "string", "enum": []}}, "json_schema: Unsat"),
@@ -112,10 +119,10 @@ def test_a_grammar_that_compiles_slowly_delays_no_other(monkeypatch):
 
 def texts_of(**given) -> set[str]:
     """The language of a small constraint, by walking every mask."""
-    found, open_texts, params = set(), [()], SamplingParams(**given)
+    found, open_texts, params, kept = set(), [()], SamplingParams(**given), grammars()
     while open_texts:
         text = open_texts.pop()
-        constraint = grammars().constraint(params)
+        constraint = kept.constraint(params)
         constraint.advance(text)
         for token in allowed_tokens(constraint):
             if token in ENDS:
@@ -189,6 +196,52 @@ def test_the_last_grammars_are_kept_and_no_more():
     assert len(made) == 1
 
 
+def test_the_kept_grammars_are_bounded_by_their_text_too_and_the_last_one_stays():
+    kept = grammars(kept_text=1000)
+    sizes = []
+    for text in ("a" * 400, "b" * 400, "c" * 300, "(d{100}){50}", "e"):
+        kept.constraint(SamplingParams(regex=text))
+        sizes.append(len(kept))
+    assert sizes == [1, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [("ab{10}", 11), ("(ab){1000}", 2000), ("((ab){10}c){2,20}", 420), ('{"a": "(b"}', 11), ("))", 2), ("a{}", 3)],
+)
+def test_a_text_counts_what_it_repeats(text, size):
+    assert text_size(text) == size
+
+
+class Watched:
+    """A matcher of which can be seen whether it is still there."""
+
+    grammar_from_regex = LLMatcher.grammar_from_regex
+    grammar_from_lark = LLMatcher.grammar_from_lark
+    made: ClassVar[list[ref]] = []
+
+    def __init__(self, *given, **more):
+        self._matcher = LLMatcher(*given, **more)
+        self.made.append(ref(self))
+
+    def __getattr__(self, name):
+        return getattr(self._matcher, name)
+
+
+def test_nothing_of_a_refused_constraint_stays(monkeypatch):
+    monkeypatch.setattr("llguidance.LLMatcher", Watched)
+    gc.disable()
+    try:
+        for given in ({"regex": r"[^\s\S]"}, {"grammar": "start: X\nX: /a/ & /b/"}):
+            with pytest.raises(ValueError) as refused:
+                grammars().constraint(SamplingParams(**given))
+            assert not Watched.made.pop()() and refused.value  # not even while its error is there
+        constraint = grammars().constraint(SamplingParams(regex="a"))
+        assert Watched.made.pop()() and constraint
+    finally:
+        gc.enable()
+
+
 def test_threads_may_ask_at_once():
     shared, masks = grammars(), []
 
@@ -241,6 +294,43 @@ for start, text in ("A B", b"aa"), ('"!" | "x" A B', b"xaa"), ('%lark {\\nstart:
     constraint.advance([*text])
     print(allowed_tokens(constraint))
 """
+
+
+N = 20_000
+LONG = {
+    "open attributes": 'start: "x"\nb: ' + "a[" * N,
+    "escaped quotes": 'start: "' + r"\"" * N,
+    "escaped slashes": "start: /" + r"\/" * N,
+    "open ids": "start: " + "<[" * N,
+    "open tokens": "start: " + "<a" * N,
+    "spaces": "start: a" + " " * N + "[",
+    "a name": "a" * N,
+    "params": "a::" * N,
+    "attributes": "a[b]" + "[b]" * N,
+    "broken JSON": 'start: "a" ' + "%json {" * N,
+}
+
+
+@looped("case", LONG)
+def test_a_long_grammar_is_read_in_time_in_proportion_to_its_length(case):
+    began = time.process_time()
+    with pytest.raises(ValueError, match=r"^grammar: "):
+        grammars().constraint(SamplingParams(grammar=LONG[case]))
+    assert time.process_time() - began < 1
+
+
+@looped("name", ["r", "R"])
+def test_a_long_chain_of_rules_is_refused_before_it_overflows_the_engine_s_stack(name):
+    def chain(length: int) -> str:
+        rules = (f'{name}{number}: "x"? {name}{number + 1}\n' for number in range(length))
+        return f'start: {name}0\n{"".join(rules)}{name}{length}: "a"'
+
+    with pytest.raises(ValueError, match=r"^grammar: its rules .* 400 levels"):
+        grammars().constraint(SamplingParams(grammar=chain(20_000)))
+    assert grammars().constraint(SamplingParams(grammar=chain(300)))
+    many = " | ".join(f"{name.lower()}{number}" for number in range(900))
+    flat = "\n".join(f'{name.lower()}{number}: "{number}"' for number in range(900))
+    assert grammars().constraint(SamplingParams(grammar=f"start: {many}\n{flat}"))
 
 
 @pytest.mark.full
