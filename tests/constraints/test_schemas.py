@@ -12,10 +12,11 @@ from tests.constraints.vocabulary import grammars
 from tests.selection import looped
 
 N = {"type": "integer"}
+SHARED = grammars()
 
 
 def takes_text(schema, text: str) -> bool:
-    return takes(grammars().constraint(SamplingParams(json_schema=schema))._start, text)
+    return takes(SHARED.constraint(SamplingParams(json_schema=schema))._start, text)
 
 
 def properties(**named) -> dict:

@@ -7,16 +7,22 @@ import llguidance
 import openai
 import pytest
 
-from specengine.server.chat import constraint
 from specengine.server.chat.schema import ChatRequest
-from specengine.server.errors import ApiError
 from tests.server import tools
 from tests.server.tools import ASK, NOW, TOOL, model_of
 
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
 ANY = {"type": "function", "function": {"name": "any", "parameters": {"type": "object", "if": {}}}}
-NAMED = {"type": "function", "function": {"name": "now"}}
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>'
+KEYS = {"city": {"type": "string", "pattern": "(?=x)"}, "day": {"$ref": "https://example.org/day"}}
+LACKING = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": KEYS}},
+}
+LACKING_STRICT = {"type": "function", "function": {**LACKING["function"], "strict": True}}
+MORE = ONE.replace("}}", ', "more": 1}}')
+OPEN = {"type": "object", "properties": {"city": {"type": "string", "format": "path"}}}
+NAMED = {"type": "function", "function": {"name": "now"}}
 WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 OBJECT = '{"city": "x"}'
@@ -36,6 +42,9 @@ ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
         ({"tools": [TOOL, NOW], "parallel_tool_calls": False}, [WRONG, FREE, FREE + OTHER], [f"{ONE}\n{OTHER}"]),
         ({"tools": [STRICT, NOW]}, [ONE, FREE, FREE + ONE + FREE, OTHER.replace("{}", OBJECT)], [WRONG, FREE + WRONG]),
         ({"tools": [ANY], "tool_choice": "required"}, [OTHER.replace("now", "any")], [OTHER]),
+        ({"tools": [LACKING], "tool_choice": "required"}, [ONE, ONE.replace('"city": "x"', "")], [WRONG, MORE]),
+        ({"tools": [LACKING]}, None, None),
+        ({"response_format": OPEN}, [OBJECT, "{}"], ['{"city": "x", "more": 1}', '{"more": 1}', "[]"]),
         ({"response_format": {"type": "text"}}, None, None),
         ({"response_format": {"type": "json_object"}}, [OBJECT, "{}"], ["[]", FREE]),
         ({"response_format": TOOL["function"]["parameters"]}, [OBJECT], ["{}", FREE]),
@@ -48,7 +57,7 @@ ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 )
 @pytest.mark.parametrize("name", ["hermes", "thinking"])
 def test_a_request_constrains_its_answer(serve, name, asked, good, bad):
-    if asked.get("response_format") is TOOL["function"]["parameters"]:
+    if asked.get("response_format", {}).get("type") == "object":
         asked = schema_format(asked["response_format"])
     client, script = serve(name, "x" if name == "hermes" else "x</think>x")
     client.chat.completions.create(**ASK, **asked)
@@ -159,6 +168,7 @@ def schema_format(schema: object, **more) -> dict:
             {"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": BAD_SCHEMA, "strict": True}}]},
             "tools[1].function.parameters",
         ),
+        ({"tools": [LACKING_STRICT]}, "tools[0].function.parameters"),
         ({"tools": [TEXT_TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"extra_body": {"chat_template_kwargs": {"nonsense": 1}}}, "chat_template_kwargs"),

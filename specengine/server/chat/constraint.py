@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from specengine.constraints.schemas import Coverage, fit_schema
@@ -14,6 +16,7 @@ from specengine.tool_calls.answer_parser import AnswerFormat
 from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.grammar import Enforced, write_grammar
 
+_KEPT, _LONGEST = 256, 16_384  # schemas that were fitted last, the tools of several agents; their characters, at most
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -60,9 +63,17 @@ def fit(schema: Mapping[str, Any], field: str, coverage: Coverage) -> dict[str, 
     Raises ApiError naming the field, the place in it and the reason.
     """
     try:
-        return fit_schema(schema, field, coverage, closed=True)
+        text = json.dumps(schema)
+        return json.loads((_fitted if len(text) <= _LONGEST else _fitted.__wrapped__)(text, field, coverage))
+    except RecursionError:
+        raise ApiError(400, f"{field}: is nested too deeply", param=field) from None
     except ValueError as error:
         raise ApiError(400, str(error), param=field) from None
+
+
+@lru_cache(maxsize=_KEPT)
+def _fitted(schema: str, field: str, coverage: Coverage) -> str:
+    return json.dumps(fit_schema(json.loads(schema), field, coverage, closed=True))
 
 
 def _is_required(body: ChatRequest) -> bool:
