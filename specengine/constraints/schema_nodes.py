@@ -37,7 +37,7 @@ def map_schemas(key: str, value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class SchemaDocument:
-    """A JSON schema as a whole.  root: JSON; it may change, but not its anchors."""
+    """A JSON schema as a whole.  root: JSON; it may change, but not its names."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -60,12 +60,12 @@ class SchemaDocument:
                     waiting.append((unquote(reference).removeprefix("#"), self.target(reference)))
 
     def target(self, reference: str) -> Any:
-        """Returns the schema behind a reference such as #/$defs/NAME or #ANCHOR; None where the document has none."""
-        name = unquote(reference).removeprefix("#")
-        if not reference.startswith("#") or name[:1] not in ("", "/"):
-            return self._anchors.get(name) if reference.startswith("#") else None
-        found = self.root
-        for part in name.split("/")[1:]:
+        """Returns the schema behind a reference: #/$defs/NAME, #ANCHOR or an $id; None where the document has none."""
+        base, _, fragment = unquote(reference).partition("#")
+        if fragment and not fragment.startswith("/"):
+            return self._named.get(f"#{fragment}")
+        found = self._named.get(base) if base else self.root
+        for part in fragment.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list) and part.isdecimal() and int(part) < len(found):
                 found = found[int(part)]
@@ -74,9 +74,13 @@ class SchemaDocument:
         return found
 
     @cached_property
-    def _anchors(self) -> dict[Any, Any]:
-        found = (node for _, node in self.nodes(follow=False))
-        return {node["$anchor"]: node for node in found if isinstance(node.get("$anchor"), str)}
+    def _named(self) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for _, node in self.nodes(follow=False):
+            for key, sign in (("$id", ""), ("$anchor", "#")):
+                if isinstance(name := node.get(key), str):
+                    named.setdefault(f"{sign}{name.removesuffix('#')}", node)
+        return named
 
 
 def _escaped(name: str) -> str:

@@ -212,6 +212,21 @@ CLOSED = {
         ['{"a": {"b": 1}}'],
         ['{"a": {"c": 1}}'],
     ),
+    "an object with an id": (
+        A
+        | {
+            "$id": "T0",
+            "properties": {"a": {"items": {"$ref": "T0"}}, "b": {"$ref": "T0#/$defs/d"}},
+            "$defs": {"d": C},
+        },
+        ['{"a": [{"a": []}], "b": {"c": 1}}'],
+        ['{"a": [{"x": 1}]}', '{"b": {"a": 1}}'],
+    ),
+    "an older draft": (
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/x", "definitions": {"x": A}},
+        ['{"a": 1}'],
+        ['{"b": 1}'],
+    ),
     "a definition of definitions": (
         {"$ref": "#/$defs/x", "$defs": {"x": properties(k={"$ref": "#/$defs/x/$defs/y"}) | {"$defs": {"y": A}}}},
         ['{"k": {"a": 1}}'],
