@@ -65,7 +65,8 @@ class _Closing:
         closed = self._part(
             node, lambda each: self._close(each, beside) if self._joined(each).named else self._part(each)
         )
-        known = closed.get("properties", {})
+        if not isinstance(known := closed.get("properties", {}), dict):
+            return closed
         closed["properties"] = {**dict.fromkeys([*known, *every.names, *others], True), **known}
         closed["additionalProperties"] = False
         return closed

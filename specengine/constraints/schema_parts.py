@@ -18,7 +18,6 @@ def joined_part(
 ) -> tuple[Any, list[Keyword]]:
     """Returns a schema and those that it joins by JOINS or $ref as one, with `true` for inner values; its keywords.
 
-    `type` comes first, as other keywords mean less without it.
     kept: the keywords that it has, by id of their schema and name; None: all.
     """
     keywords: list[Keyword] = []
@@ -30,10 +29,9 @@ def joined_part(
             return True
         form: dict[str, Any] = {}
         targets = []
-        for key in sorted(node, key="type".__ne__):
+        for key, value in node.items():
             if key in ("$defs", "definitions") or (kept is not None and (id(node), key) not in kept):
                 continue
-            value = node[key]
             keywords.append((node, key))
             if key in JOINS and isinstance(value, list):
                 form[key] = [part(each, (*around, id(node))) for each in value]

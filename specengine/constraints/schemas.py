@@ -17,6 +17,7 @@ from specengine.constraints.schema_rules import Fault, Nodes, deep_values, fault
 # where the grammar allows any whitespace, small models write spaces until their tokens run out.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ESCAPES = 'nrbtf\\"u'  # that a text may have behind a backslash
+_TRIES = 3000  # of keywords, in a schema that has some that the engine lacks
 _SHOWN = 300  # characters of a place, and of a reason
 
 Coverage = Literal["strict", "whole", "lenient"]
@@ -99,7 +100,7 @@ def _tells_keys_apart(node: Mapping[str, Any]) -> bool:
 
 def _unsupported(document: SchemaDocument, nodes: Nodes) -> Iterator[Fault]:
     """Tries the keywords of each schema, joined with those of the schemas that hold for the same value; inner first."""
-    places = {id(node): place for place, node in nodes}
+    places, tries = {id(node): place for place, node in nodes}, 0
     for _, node in reversed(nodes):
         part, keywords = joined_part(node, document)
         if not _lacks(document, part):
@@ -107,6 +108,8 @@ def _unsupported(document: SchemaDocument, nodes: Nodes) -> Iterator[Fault]:
         kept: set[tuple[int, str]] = set()
         for owner, key in keywords:
             kept.add((id(owner), key))
+            if (tries := tries + 1) > _TRIES:
+                raise ValueError("too many of its keywords are not supported")
             if reason := _lacks(document, joined_part(node, document, kept)[0]):
                 kept.remove((id(owner), key))
                 yield Fault(f"{places[id(owner)]}/{key}", owner, key, reason)

@@ -195,6 +195,11 @@ CLOSED = {
         ['{"a": 1, "b": 1}', '{"a": 1, "c": 1}'],
         ['{"a": 1, "b": 1, "c": 1}', '{"d": 1}'],
     ),
+    "a union with an open object": (
+        A | {"anyOf": [B | {"additionalProperties": True}, C]},
+        ['{"a": 1, "b": 1, "d": 1}', '{"a": 1, "c": 1}'],
+        ['{"a": "x"}'],
+    ),
     "a union of demands": (
         properties(a=N, b=N) | {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
         ['{"a": 1}', '{"b": 1}', '{"a": 1, "b": 1}'],
@@ -249,6 +254,26 @@ def test_unevaluated_keys_and_conditions_are_closed_as_far_as_they_are_named():
     fitted = fit_schema(conditional, "x", "lenient", closed=True)
     assert takes_text(fitted, '{"k": 1, "c": 2}') and not takes_text(fitted, '{"k": 1, "d": 2}')
     assert takes_text(fit_schema(A | {"unevaluatedProperties": N}, "x", "lenient", closed=True), '{"a": 1, "d": 2}')
+
+
+def test_what_is_no_schema_closes_nothing_and_is_told_as_such():
+    for broken in (
+        {"allOf": [A], "properties": 5},
+        {"properties": A, "required": 5, "$ref": []},
+        {"anyOf": A, "allOf": 3},
+    ):
+        with pytest.raises(ValueError, match=r"^x: /.*: "):
+            fit_schema(broken, "x", "strict", closed=True)
+        assert fit_schema(broken, "x", "lenient", closed=True)
+
+
+def test_a_schema_of_thousands_of_unsupported_joins_is_refused_quickly():
+    part = {"allOf": [{"minProperties": 1}] * 20 + [A | {"type": "object"}]}
+    began = time.process_time()
+    assert fit_schema(properties(**{f"p{number}": part for number in range(20)}), "x", "lenient")
+    with pytest.raises(ValueError, match=r"^x: too many of its keywords"):
+        fit_schema(properties(**{f"p{number}": part for number in range(200)}), "x", "lenient")
+    assert time.process_time() - began < 5
 
 
 def test_joins_that_multiply_are_refused_quickly():
