@@ -77,7 +77,11 @@ class Fuzzer:
             prompt, constraint = random_constraint(rng)
             temperature = rng.choice((0.0, 0.8))
             own = SamplingParams(
-                max_new_tokens=TOKENS, temperature=temperature, seed=rng.randrange(10**6), **constraint
+                max_new_tokens=TOKENS,
+                min_tokens=rng.choice((0, 0, rng.randrange(TOKENS))),
+                temperature=temperature,
+                seed=rng.randrange(10**6),
+                **constraint,
             )
             try:
                 self._model.grammars.constraint(own)
