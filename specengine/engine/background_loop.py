@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from specengine.engine.core import EngineCore
 from specengine.engine.request import Request
 from specengine.engine.scheduler import Scheduler
-from specengine.types import Closed, GenerationFailed, Overloaded, StreamEvent
+from specengine.types import Closed, ConstraintFailed, GenerationFailed, Overloaded, StreamEvent
 from specengine.utils.interrupts import DeferredSignals
 
 logger = logging.getLogger("specengine")
@@ -180,9 +180,7 @@ class BackgroundLoop:
 
 def _failed(cause: BaseException | None) -> GenerationFailed:
     # One for each caller: other threads add their own tracebacks to it.
-    if isinstance(cause, GenerationFailed):
-        error = type(cause)(str(cause))
-    else:
-        error = GenerationFailed(f"{type(cause).__name__}: {cause}")
+    text = str(cause) if isinstance(cause, GenerationFailed) else f"{type(cause).__name__}: {cause}"
+    error = ConstraintFailed(text) if isinstance(cause, ConstraintFailed) else GenerationFailed(text)
     error.__cause__ = cause
     return error

@@ -21,7 +21,7 @@ from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, without_token
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
-from specengine.types import ConstraintFailed, GenerationFailed
+from specengine.types import ConstraintFailed, NoToken
 from specengine.utils.timers import HostClock
 
 
@@ -112,7 +112,7 @@ class Batch:
             path = paths[b][: lengths[b]]
             if bonuses[b] < 0:
                 kept = []
-                request.fail(GenerationFailed(without_token(b, accepted, tree, self.history, self.draft_logits)))
+                request.fail(NoToken(without_token(b, accepted, tree, self.history, self.draft_logits)))
             else:
                 kept = commit_path(request, draft, path, bonuses[b], scores.__getitem__, first, relaxed[b])
             end = len(request.tokens)

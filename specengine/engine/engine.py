@@ -121,7 +121,7 @@ class Engine:
         One prompt gives one output, a list of prompts a list in the same order; n > 1 gives a list of n outputs in
         place of each output. params: one for all or one per prompt. Raises ValueError naming the prompt or parameter
         before anything is generated, and GenerationFailed once all others have ended, where a request fails midway: its
-        scores are not numbers, or its constraint cannot go on (ConstraintFailed).
+        scores are not numbers (NoToken), or its constraint cannot go on (ConstraintFailed).
         """
         group = self.prepare(prompts, params)
         for _ in self._run(group.requests):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from specengine import GenerationFailed, SamplingParams
+from specengine import SamplingParams
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.sampling_table import TokenHistory
@@ -216,7 +216,7 @@ def test_a_drafter_s_bad_logits_are_an_error_and_the_engine_stays_usable(monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.drafter, "draft_with_logits", poisoned)
-        with pytest.raises(GenerationFailed, match=r"^draft_logits: row 0 .* has NaN or infinite scores"):
+        with pytest.raises(ValueError, match=r"^draft_logits: row 0 .* has NaN or infinite scores"):
             engine.generate(PROMPTS[0], params)
     assert engine.generate(PROMPTS[0], params).token_ids == expected
 

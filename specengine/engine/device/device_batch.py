@@ -23,7 +23,7 @@ from specengine.engine.device.slots import DeviceSlots
 from specengine.engine.request import Request
 from specengine.ops.commit_tokens import RECORD_HEAD
 from specengine.rules.base import Wants
-from specengine.types import GenerationFailed
+from specengine.types import NoToken
 from specengine.utils.timers import HostClock
 
 
@@ -147,7 +147,7 @@ class DeviceBatch:
             columns = record[RECORD_HEAD:]
             path, tokens, parents = (columns[i * nodes : (i + 1) * nodes] for i in range(3))
             if bonus < 0:
-                request.fail(GenerationFailed(self._no_token(b, count)))
+                request.fail(NoToken(self._no_token(b, count)))
                 committed.append([])
                 continue
             used = tokens.index(-1) if -1 in tokens else nodes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specengine import GenerationFailed, SamplingParams
+from specengine import SamplingParams
 from specengine.draft_trees.token_masks import pack_masks
 from specengine.draft_trees.tree import DraftTree
 from specengine.engine.device import cycle_graphs
@@ -106,7 +106,7 @@ def test_logprobs_of_constrained_requests_are_those_of_the_model(device_engine):
 def test_a_mask_that_allows_nothing_ends_the_request_by_an_error(device_engine, monkeypatch):
     monkeypatch.setattr(Grammar, "fill", lambda self, tree, rows: rows.fill(0))
     engine = device_engine(LOOKUP, max_batch_size=1)
-    with pytest.raises(GenerationFailed, match="its mask allows no token"):
+    with pytest.raises(ValueError, match="its mask allows no token"):
         engine.generate(PROMPTS[0], dataclasses.replace(SAMPLED, seed=CONSTRAINED))
 
 
