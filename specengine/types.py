@@ -322,10 +322,6 @@ class GenerationFailed(RuntimeError):
     """A step failed for the reason in __cause__, and the request with it; the engine may serve others."""
 
 
-class NoToken(GenerationFailed, ValueError):
-    """The scores of one request are not numbers, or its mask leaves none of them; other requests go on."""
-
-
 class ConstraintFailed(GenerationFailed):
     """The grammar engine could not follow the text of one request any further; other requests go on."""
 

@@ -14,14 +14,14 @@ from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
 from specengine.engine.constrained import ConstrainedTrees
 from specengine.engine.cycle import Cycle
-from specengine.engine.request import Request
+from specengine.engine.request import NoToken, Request
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.row_tools import likeliest
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace, without_token
 from specengine.rules import Rule
 from specengine.rules.lossless import Match
-from specengine.types import ConstraintFailed, NoToken
+from specengine.types import ConstraintFailed
 from specengine.utils.timers import HostClock
 
 

@@ -27,6 +27,10 @@ from specengine.types import (
 )
 
 
+class NoToken(GenerationFailed, ValueError):
+    """The scores of one request are not numbers, or its mask leaves none of them; other requests go on."""
+
+
 @dataclass
 class Reported:
     """What the events of a stream have delivered so far."""

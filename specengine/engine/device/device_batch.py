@@ -20,10 +20,9 @@ from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
 from specengine.engine.device.slots import DeviceSlots
-from specengine.engine.request import Request
+from specengine.engine.request import NoToken, Request
 from specengine.ops.commit_tokens import RECORD_HEAD
 from specengine.rules.base import Wants
-from specengine.types import NoToken
 from specengine.utils.timers import HostClock
 
 
