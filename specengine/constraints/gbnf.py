@@ -18,6 +18,7 @@ _WORD = re.compile(
     | (?P<name>[A-Za-z0-9_-]+) | (?P<any>\.) | ::= | (?P<sign>\{[^}]*} | [|()*+?]) | .""",
     re.VERBOSE | re.DOTALL,
 )
+_BEGINNING = re.compile(r"(?:\s|\#[^\n]*\n)*[A-Za-z0-9_-]+\s*::=")
 _CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt])|\\([^a-zA-Z0-9])|([^\\])", re.DOTALL
 )
@@ -33,15 +34,22 @@ def as_lark(grammar: str) -> str:
 
     Raises ValueError naming the parameter `grammar`.
     """
-    words = [(found.lastgroup, found[0]) for found in _WORD.finditer(grammar) if found.lastgroup != "skip"]
-    if len(words) < 2 or words[0][0] != "name" or words[1][1] != "::=":
+    if not _BEGINNING.match(grammar):
         return grammar
-    rules = _used(_split(words))
+    rules = _used(_split([*_words(grammar)]))
     is_lexeme = not _recurs(rules)
     names = {name: f"{'R' if is_lexeme else 'r'}{number}" for number, name in enumerate(rules)}
     lines = [f"{names[name]}: {''.join(_write(body, names, is_lexeme))}" for name, body in rules.items()]
     forcing = ['%llguidance {"no_forcing": false}'] if is_lexeme else []  # what one lexeme forces has an end
     return "\n".join([f"start: {names['root']}", *lines, *forcing]) + "\n"
+
+
+def _words(grammar: str) -> Iterator[Word]:
+    for found in _WORD.finditer(grammar):
+        if found.lastgroup is None and found[0] != "::=":  # at once: behind an open quote each further one is searched
+            raise ValueError(f"grammar: GBNF cannot have {found[0]!r} here")
+        if found.lastgroup != "skip":
+            yield found.lastgroup, found[0]
 
 
 def _split(words: list[Word]) -> dict[str, list[Word]]:
@@ -55,8 +63,6 @@ def _split(words: list[Word]) -> dict[str, list[Word]]:
             body = rules[word[1]] = []
         elif word[0] is not None:
             body.append(word)
-        elif word[1] != "::=":
-            raise ValueError(f"grammar: GBNF cannot have {word[1]!r} here")
     return rules
 
 

@@ -316,7 +316,7 @@ def test_a_token_beyond_the_rows_of_the_model_is_refused_by_its_text():
 
 def test_a_prompt_longer_than_the_context_is_refused():
     length = tiny_model().config.max_position
-    with pytest.raises(ValueError, match=f"prompt: has {length} tokens, but the model's context"):
+    with pytest.raises(ValueError, match=f"prompt: has {length} tokens; the prompt is too long, because"):
         tiny_engine().generate([3] * length, GREEDY)
 
 

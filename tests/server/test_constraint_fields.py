@@ -4,6 +4,7 @@ import openai
 import pytest
 from pydantic import ValidationError
 
+from specengine.constraints.schemas import fit_schema
 from specengine.server.chat.constraint import constrain_text
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.constraint_fields import TextConstraint
@@ -63,7 +64,8 @@ def test_every_spelling_of_a_constraint_is_one_parameter_of_the_engine(name, fie
         constraint = made.model_validate({**body, name: value, "user": None, "guided_decoding_backend": "x"}).constraint
         meant = {"type": "object", "properties": {"city": {"type": "string"}}} if meant is None else meant
         assert constraint == TextConstraint(field, kind, meant)
-        assert constrain_text(constraint) == {kind: meant or {"type": "object"}}
+        fitted = fit_schema(meant or {"type": "object"}, field, closed=True) if kind == "json_schema" else meant
+        assert constrain_text(constraint) == {kind: fitted}
 
 
 def test_two_constraints_are_refused_by_both_names():
