@@ -8,17 +8,16 @@ character. Both have exactly the grammar's language.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 _WORD = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\])*") | (?P<class>\[(?:\\.|[^]\\])*]) | (?P<skip>\#[^\n]* | \s+)
     | (?P<name>[A-Za-z0-9_-]+) | (?P<any>\.) | ::= | (?P<sign>\{[^}]*} | [|()*+?]) | .""",
     re.VERBOSE | re.DOTALL,
 )
-_BEGINNING = re.compile(r"(?:\s|\#[^\n]*\n)*[A-Za-z0-9_-]+\s*::=")
 _CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([nrt])|\\([^a-zA-Z0-9])|([^\\])", re.DOTALL
 )
@@ -26,6 +25,7 @@ _CONTROL = {"n": "\n", "r": "\r", "t": "\t"}
 _SPELLED = r"(?:\\x..|.)"  # a character as _characters() yields it
 
 Word = tuple[str | None, str]  # kind and text
+_END: Word = (None, "")
 
 
 @lru_cache(maxsize=64)
@@ -34,9 +34,10 @@ def as_lark(grammar: str) -> str:
 
     Raises ValueError naming the parameter `grammar`.
     """
-    if not _BEGINNING.match(grammar):
+    first, second = islice(chain(_words(grammar), [_END] * 2), 2)
+    if first[0] != "name" or second[1] != "::=":
         return grammar
-    rules = _used(_split([*_words(grammar)]))
+    rules = _used(_split(_words(grammar)))
     is_lexeme = not _recurs(rules)
     names = {name: f"{'R' if is_lexeme else 'r'}{number}" for number, name in enumerate(rules)}
     lines = [f"{names[name]}: {''.join(_write(body, names, is_lexeme))}" for name, body in rules.items()]
@@ -45,24 +46,23 @@ def as_lark(grammar: str) -> str:
 
 
 def _words(grammar: str) -> Iterator[Word]:
-    for found in _WORD.finditer(grammar):
-        if found.lastgroup is None and found[0] != "::=":  # at once: behind an open quote each further one is searched
-            raise ValueError(f"grammar: GBNF cannot have {found[0]!r} here")
-        if found.lastgroup != "skip":
-            yield found.lastgroup, found[0]
+    """Yields the words of a grammar; a reader that stops at a wrong one takes time in proportion to the text."""
+    return ((found.lastgroup, found[0]) for found in _WORD.finditer(grammar) if found.lastgroup != "skip")
 
 
-def _split(words: list[Word]) -> dict[str, list[Word]]:
+def _split(words: Iterable[Word]) -> dict[str, list[Word]]:
     """Returns the words of each rule."""
     rules: dict[str, list[Word]] = {}
     body: list[Word] = []
-    for word, (_, sign) in zip(words, [*words[1:], (None, "")], strict=True):
+    for word, (_, sign) in pairwise(chain(words, [_END])):
         if sign == "::=":
             if word[0] != "name" or word[1] in rules:
                 raise ValueError(f"grammar: {word[1][:100]!r} is defined twice, or is no name of a rule")
             body = rules[word[1]] = []
         elif word[0] is not None:
             body.append(word)
+        elif word[1] != "::=":
+            raise ValueError(f"grammar: GBNF cannot have {word[1]!r} here")
     return rules
 
 
@@ -92,7 +92,7 @@ def _references(body: list[Word]) -> set[str]:
 
 def _write(body: list[Word], names: dict[str, str], is_lexeme: bool) -> Iterator[str]:
     """Yields the words of a rule's body as Lark has them."""
-    for (_, before), (kind, text) in pairwise([("sign", "|"), *body, (None, "")]):
+    for (_, before), (kind, text) in pairwise([("sign", "|"), *body, _END]):
         if before in ("(", "|") and text in ("|", ")", ""):
             yield ' ""'
         if kind == "name":

@@ -1,5 +1,8 @@
 """Grammars of llama.cpp accept the texts that they accept there."""
 
+import contextlib
+import time
+
 import pytest
 
 from specengine import SamplingParams
@@ -95,6 +98,22 @@ def test_what_is_no_grammar_of_llama_cpp_is_refused_by_name(grammar, said):
         accepts(grammar, "")
 
 
+@looped("text", ["[", '"', "{", '"\\\\', "[a", "(", "a ", "a ::= ", "#", "\n", "-"])
+def test_a_long_grammar_is_read_in_time_in_proportion_to_its_length(text):
+    for begin in ("root ::= ", ""):
+        began = time.process_time()
+        with contextlib.suppress(ValueError):
+            as_lark(begin + text * (400_000 // len(text)))
+        assert time.process_time() - began < 3
+
+
 def test_a_lark_grammar_stays_as_it_is():
-    for grammar in ('start: "::=" A', '// root ::= x\nstart: "a"', "%llguidance {}\nstart: /root ::= /", "x"):
+    for grammar in (
+        "",
+        '# root ::= x\nstart: "a"',
+        'start: "::=" A',
+        '// root ::= x\nstart: "a"',
+        "%llguidance {}\nstart: /root ::= /",
+        "x",
+    ):
         assert as_lark(grammar) == grammar
