@@ -189,6 +189,8 @@ def test_end_of_text_is_seen_by_the_device_and_stops_the_sequence(device_engine)
     assert [o.finish_reason for o in outputs] == [o.finish_reason for o in expected]
     ignored = dataclasses.replace(GREEDY, ignore_eos=True)
     assert ids(device_engine(eos=eos).generate(PROMPTS, ignored)) == ids(whole)
+    stopping = dataclasses.replace(ignored, stop_token_ids=[*eos])  # the host sees it, while the device is ahead
+    assert ids(device_engine(eos=eos, max_batch_size=2).generate(PROMPTS, stopping)) == ids(expected)
 
 
 def test_streams_are_delivered_cycle_by_cycle(device_engine):
