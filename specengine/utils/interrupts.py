@@ -52,7 +52,7 @@ class DeferredSignals(AbstractContextManager["DeferredSignals"]):
         try:
             for number in SIGNALS:
                 handler = signal.getsignal(number)
-                if callable(handler):
+                if callable(handler) and handler != self._note:
                     self._handlers[number] = handler
                     signal.signal(number, self._note)
         except BaseException:  # of a handler that was still in its place
@@ -62,10 +62,14 @@ class DeferredSignals(AbstractContextManager["DeferredSignals"]):
     def _release(self) -> None:
         # From here on _note() passes signals on, so an exception below loses none.
         self._holding = False
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self._handlers.items():
-                if signal.getsignal(number) == self._note:
-                    signal.signal(number, handler)
+        try:
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in self._handlers.items():
+                    if signal.getsignal(number) == self._note:
+                        signal.signal(number, handler)
+        except BaseException:  # of one handler, before the others are in their places again
+            self._release()
+            raise
         while self._arrived:
             number, frame = self._arrived.pop(0)
             self._handlers[number](number, frame)

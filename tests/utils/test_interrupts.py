@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import threading
@@ -64,3 +65,30 @@ def test_handlers_that_python_does_not_run_and_other_threads_are_left_alone():
     thread.join()
     signal.signal(signal.SIGINT, before)
     assert found == [signal.SIG_IGN]
+
+
+def test_a_handler_that_raises_while_handlers_are_exchanged_leaves_them_in_their_places(monkeypatch):
+    """SIGALRM raises within each of the exchanges in turn."""
+
+    def ring(*_) -> None:
+        raise TimeoutError
+
+    before, exchange = signal.signal(signal.SIGALRM, ring), signal.signal
+    for number in range(8):
+        left, signals = number, DeferredSignals()
+
+        def counted(*arguments):
+            nonlocal left
+            left -= 1
+            if left == -1:
+                signal.raise_signal(signal.SIGALRM)  # noted, or raised at once
+            return exchange(*arguments)
+
+        with monkeypatch.context() as patch, contextlib.suppress(TimeoutError):
+            patch.setattr(signal, "signal", counted)
+            with signals, signals.allowed():
+                pass
+        assert left < 0
+        assert signal.getsignal(signal.SIGALRM) is ring and not signals.pending, number
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGALRM, before)
