@@ -60,6 +60,7 @@ def test_every_way_to_a_text_is_refused_at_once():
     assert sum(len(event.token_ids) for event in stream) and engine.generate([5, 9], PARAMS)
 
 
+@pytest.mark.full
 def test_a_pool_of_forks_reports_the_error_of_the_default_model(smollm2_path):
     engine = Engine(load_model(smollm2_path, device="cpu"), drafter="none")
     global texts
