@@ -188,6 +188,9 @@ def _gguf_rope(fields: GGUFFields, arch: str, max_position: int, freq_divisors: 
     factor = fields.get(prefix + "scaling.factor", float, fields.get(prefix + "scale_linear", float, 0.0))
     # converters store factor 0 or 1 for "none", and omit the type for the old linear scaling
     kind = fields.get(prefix + "scaling.type", str, "linear")
+    for key in ("attn_factor", "yarn_attn_factor") if kind != "yarn" else ():
+        if fields.get(f"{prefix}scaling.{key}", float, 1.0) != 1.0:
+            raise fields.error(f"{prefix}scaling.{key}", f"is only supported with yarn, not with {kind}")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return fields.build(RopeConfig, theta=theta, freq_divisors=freq_divisors)
     if kind not in ("linear", "yarn"):
@@ -204,8 +207,8 @@ def _gguf_rope(fields: GGUFFields, arch: str, max_position: int, freq_divisors: 
         original_max_position=fields.get(prefix + "scaling.original_context_length", int, max_position),
         beta_fast=fields.get(prefix + "scaling.yarn_beta_fast", float, RopeConfig.beta_fast),
         beta_slow=fields.get(prefix + "scaling.yarn_beta_slow", float, RopeConfig.beta_slow),
-        attn_factor=_attn_factor(fields, prefix),
-        extrapolation_factor=_extrapolation_factor(fields, prefix),
+        attn_factor=_attn_factor(fields, prefix) if kind == "yarn" else 1.0,
+        extrapolation_factor=_extrapolation_factor(fields, prefix, kind),
         truncate=arch != "gpt-oss",  # no key says so; OpenAI's model does not round the bounds of the ramp
         freq_divisors=freq_divisors,
     )
@@ -228,9 +231,10 @@ def _attn_factor(fields: GGUFFields, prefix: str) -> float:
     return factor
 
 
-def _extrapolation_factor(fields: GGUFFields, prefix: str) -> float:
-    """Reads the factor of unscaled frequencies; for llama.cpp a negative one is none, and 0 is another arithmetic."""
-    factor = fields.get(prefix + "scaling.yarn_ext_factor", float, 1.0)
-    if factor == 0:
-        raise fields.error(prefix + "scaling.yarn_ext_factor", "must not be 0, expected linear scaling in its place")
-    return 1.0 if factor < 0 else factor
+def _extrapolation_factor(fields: GGUFFields, prefix: str, kind: str) -> float:
+    """Reads the factor of unscaled frequencies; for llama.cpp a negative one is none, and 0 means linear scaling."""
+    key = prefix + "scaling.yarn_ext_factor"
+    factor = fields.get(key, float, -1.0)
+    if factor >= 0 and (factor == 0) != (kind == "linear"):
+        raise fields.error(key, f"must {'' if kind == 'linear' else 'not '}be 0 with {kind} scaling, got {factor}")
+    return 1.0 if factor <= 0 else factor

@@ -326,7 +326,11 @@ def test_gguf_rope_scaling_is_read():
         ({"yarn_attn_factor": 1.1386}, "yarn_attn_factor' must be below 1"),
         ({"yarn_attn_factor": 0.0}, "attn_factor must be positive"),
         ({"yarn_attn_factor": 0.5, "attn_factor": 0.25}, "scaling.attn_factor' contradicts .*yarn_attn_factor, 0.5"),
-        ({"yarn_ext_factor": 0.0}, "yarn_ext_factor' must not be 0"),
+        ({"yarn_ext_factor": 0.0}, "yarn_ext_factor' must not be 0 with yarn scaling"),
+        ({"type": "linear", "yarn_ext_factor": 0.5}, "yarn_ext_factor' must be 0 with linear scaling, got 0.5"),
+        ({"type": "linear", "attn_factor": 0.5}, "scaling.attn_factor' is only supported with yarn, not with linear"),
+        ({"type": "none", "yarn_attn_factor": 0.5}, "yarn_attn_factor' is only supported with yarn, not with none"),
+        ({"type": "linear", "attn_factor": 1.0, "yarn_attn_factor": 1.0}, {"kind": "linear"}),
     ],
 )
 def test_gguf_factors_of_yarn_are_read_or_named(changes, expected):
@@ -336,7 +340,8 @@ def test_gguf_factors_of_yarn_are_read_or_named(changes, expected):
         with pytest.raises(ValueError, match=expected):
             gguf(**keys)
     else:
-        assert gguf(**keys).rope == RopeConfig(10000.0, "yarn", 4.0, 128, **expected)
+        wanted = {"kind": "yarn", "factor": 4.0, "original_max_position": 128} | expected
+        assert gguf(**keys).rope == RopeConfig(**wanted)
 
 
 def test_factors_of_yarn_are_read_or_named():
