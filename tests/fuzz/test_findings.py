@@ -61,6 +61,7 @@ def test_json_too_large_for_its_objects_is_refused_unread(tmp_path):
         ),
         ({"num_hidden_layers": -1}, "config.json: num_layers"),
         ({"vocab_size": 10**400}, "vocab_size is impossibly large"),
+        ({"architectures": ["Qwen3NextForCausalLM"], "head_dim": 10**400}, "'head_dim' is impossibly large"),
     ],
 )
 def test_numbers_that_no_model_has_are_refused_by_name(changes, named):

@@ -125,6 +125,8 @@ def rotary_dim(fields: Fields, head_dim: int) -> int | None:
     factor = source.get("partial_rotary_factor", float)
     if not 0 < factor <= 1:
         raise source.error("partial_rotary_factor", f"must be above 0 and at most 1, got {factor}")
+    if head_dim >= 1 << 40:  # no float may hold it
+        raise fields.error("head_dim", "is impossibly large")
     dim = int(head_dim * factor)
     if dim < 2 or dim % 2:
         raise source.error(
