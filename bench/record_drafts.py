@@ -1,4 +1,4 @@
-"""Records what drafters would draft at every position of texts: python bench/record_drafts.py OUT.json.
+"""Records what drafters would draft at every position of texts: python bench/record_drafts.py OUT.json.gz.
 
 tests/draft_policy replays the file without clocks. The texts are greedy answers of smollm2-135m to the bench's own
 questions. The target verifies nothing, so a draft stands at every position.
@@ -6,6 +6,7 @@ questions. The target verifies nothing, so a draft stands at every position.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def main(out: str) -> None:
         )
         texts.append({"category": question["category"], "tokens": output.token_ids, "drafts": drafter.drafts})
     lines = ",\n".join(json.dumps(text, separators=(",", ":")) for text in texts)
-    Path(out).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    Path(out).write_bytes(gzip.compress(f"[\n{lines}\n]\n".encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Records tests/data/smollm2_reference.json: greedy ids and sample logits of transformers on the same GGUF file.
+"""Records tests/data/smollm2_reference.json.gz: greedy ids and sample logits of transformers on the same GGUF file.
 
 python tests/data/record_reference.py PATH_TO_GGUF
 """
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -82,7 +83,8 @@ def main() -> None:
         "logit_stride": LOGIT_STRIDE,
         "runs": runs,
     }
-    Path(__file__).with_name("smollm2_reference.json").write_text(json.dumps(record, indent=None) + "\n")
+    text = json.dumps(record, indent=None) + "\n"
+    Path(__file__).with_name("smollm2_reference.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Replays recorded drafts without clocks: what a policy, or a fixed plan, takes for texts whose every draft is known.
 
-drafts.json (bench/record_drafts.py) has, for every position of a text, what eagle3 and suffix would draft there. So any
+drafts.json.gz (bench/record_drafts.py) has, for every position of a text, what eagle3 and suffix would draft there. So any
 choice of drafts can be followed exactly: the text decides what is accepted, and a table of costs what it takes.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -192,7 +193,7 @@ PLANS = [
 ]
 
 
-def load(path: Path = Path(__file__).parent / "drafts.json") -> list[Text]:
+def load(path: Path = Path(__file__).parent / "drafts.json.gz") -> list[Text]:
     """Reads the recorded texts."""
 
     def tree(column: list[Any]) -> ScoredTree:
@@ -205,7 +206,7 @@ def load(path: Path = Path(__file__).parent / "drafts.json") -> list[Text]:
             [{name: tree(row[column]) for name, column in SOURCES.items()} for row in text["drafts"]],
             text["category"],
         )
-        for text in json.loads(path.read_text(encoding="utf-8"))
+        for text in json.loads(gzip.decompress(path.read_bytes()))
     ]
 
 
