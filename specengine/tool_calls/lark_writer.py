@@ -50,6 +50,11 @@ class LarkWriter:
         """Returns a terminal for the texts of a regular expression that hold none of the tags."""
         return self._terminal(_but(regex, without))
 
+    def other_than(self, regex: str, texts: Iterable[str]) -> str:
+        """Returns a terminal for the texts of a regular expression that are none of these."""
+        others = "|".join(map(_escape, texts))
+        return self._terminal(f"/{regex}/ & ~/({others})/" if others else f"/{regex}/")
+
     def rule(self, body: str) -> str:
         """Returns a rule."""
         return self._rule("part", body)

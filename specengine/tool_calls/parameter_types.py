@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Mapping
 from typing import Any
 
 _PYTHON: dict[str, Any] = {
@@ -38,9 +39,20 @@ def typed_value(schema: Any, key: str, value: str) -> str:
 
 def parameter_types(schema: Any, key: str) -> set[str]:
     """Returns the names of the types that a tool's JSON schema allows for a parameter; none if it says nothing."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+    schema = followed(schema) if isinstance(schema, dict) else {}
+    properties = schema.get("properties")
     own = properties.get(key) if isinstance(properties, dict) else None
     return _types(own, schema, _DEPTH, set())
+
+
+def followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a schema of parameters with those that it only refers to."""
+    for _ in range(_DEPTH):
+        reference = schema.get("$ref")
+        target = resolve(reference, schema) if isinstance(reference, str) and "properties" not in schema else None
+        if isinstance(target, dict):
+            schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **target}
+    return schema
 
 
 def _types(own: Any, root: Any, depth: int, seen: set[str]) -> set[str]:

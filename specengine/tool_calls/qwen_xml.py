@@ -11,7 +11,7 @@ from specengine.tool_calls.events import Arguments, Parsing, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
 from specengine.tool_calls.json_pieces import SPACES
 from specengine.tool_calls.lark_writer import LarkWriter, either, quote
-from specengine.tool_calls.parameter_types import allowed_values, is_text, parameter_types, typed_value
+from specengine.tool_calls.parameter_types import allowed_values, followed, is_text, parameter_types, typed_value
 from specengine.tool_calls.several_calls import skip_closers
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -164,7 +164,8 @@ def _follows(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:
 def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
     """Writes the grammar of calls. See Dialect.write_calls.
 
-    Parameters come in the order of the schema. Of a string only its enum is enforced, as it stands unquoted.
+    Parameters come in the order of the schema, and behind them any others where the schema leaves these open. Of a
+    string only its enum is enforced, as it stands unquoted.
     """
     bodies = either(f"{quote(each.name + '>')} {_write_parameters(writer, each.schema)}" for each in functions)
     head, tail = quote("\n" + FUNCTION), quote("\n" + END_FUNCTION + "\n")
@@ -172,24 +173,35 @@ def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> Call
 
 
 def _write_parameters(writer: LarkWriter, schema: Mapping[str, Any]) -> str:
+    schema = followed(schema)
     required = schema.get("required") or ()
+    keys = dict.fromkeys([*(schema.get("properties") or ()), *required])
     parts = []
-    for key in schema.get("properties") or {}:
+    for key in keys:
         opening = quote(f"\n{PARAMETER}{key}>\n")
         part = f"{opening} {_write_value(writer, schema, key)}"
         parts.append(part if key in required else f"({part})?")
+    if schema.get("additionalProperties", True) is True and "patternProperties" not in schema:
+        name = writer.other_than(r"[^<>\s]+", keys)
+        opening, end = quote("\n" + PARAMETER), quote(">\n")
+        parts.append(f"({opening} {name} {end} {_write_text(writer)})*")
     return " ".join(parts)
+
+
+def _write_text(writer: LarkWriter) -> str:
+    """Returns an expression for a value as text, without tags at which the parser might end it, and its closing tag."""
+    return writer.text_until("\n" + END_PARAMETER, [OPEN, PARAMETER, *_OPEN_CLOSERS])
 
 
 def _write_value(writer: LarkWriter, schema: Mapping[str, Any], key: str) -> str:
     end = "\n" + END_PARAMETER
-    own = schema["properties"][key]
+    own: Any = (schema.get("properties") or {}).get(key)
     values = allowed_values(own, schema)
     if values is not None:
         texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
         return f"{either(map(quote, texts))} {quote(end)}"
     types = parameter_types(schema, key)
     if not types or "string" in types:
-        return writer.text_until(end, [OPEN, PARAMETER, *_OPEN_CLOSERS])  # where the parser might end the value
+        return _write_text(writer)
     root = {name: schema[name] for name in ("$defs", "definitions", "x-guidance") if name in schema}
     return f"{writer.json({**root, **own})} {quote(end)}"

@@ -12,6 +12,7 @@ from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.dialects import DIALECTS, HERMES, LLAMA_JSON, MISTRAL, MISTRAL_ARGS, QWEN_XML
 from specengine.tool_calls.grammar import Enforced, write_grammar
 from specengine.tool_calls.reasoning import THINK
+from tests.selection import looped
 from tests.tool_calls.recorded import Answer, meaning, parse
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
@@ -128,6 +129,35 @@ FORMS = [
     (THINK, True, f"Hm <b> {{.{tag('</think>')}\n\n"),
     (THINK, False, f"{tag('<think>')}Hm.{tag('</think>')}"),
 ]
+
+
+ANY = {"city": "a <b>", "more_of-it": "3\n4"}
+LOOSE = {
+    "any object": ({"type": "object"}, [{}, ANY], []),
+    "open": (SCHEMA | {"additionalProperties": True}, [{"city": "x", "days": 3, **ANY}], [ANY, {"days": 3}]),
+    "a required key without a schema": (
+        {"type": "object", "required": ["city"]},
+        [ANY, {"city": "x"}],
+        [{}, {"more_of-it": "3"}],
+    ),
+    "a reference": (
+        {"$ref": "#/$defs/x", "$defs": {"x": SCHEMA, **SCHEMA["$defs"]}},
+        [{"city": "x", "days": 3}],
+        [{}, ANY, {"city": "x", "days": 0}],
+    ),
+}
+
+
+@pytest.mark.parametrize("tags", [{}, IDS], ids=["text", "tokens"])
+@looped("case", LOOSE)
+def test_xml_calls_have_other_parameters_where_the_schema_is_open(case, tags):
+    schema, good, wrong = LOOSE[case]
+    answer = AnswerFormat(QWEN_XML, {"get": schema})
+    grammar = write_grammar(answer, Enforced((FunctionSchema("get", schema),)), tags)
+    for arguments in good:
+        text = calls(QWEN_XML, ("get", arguments))
+        assert accepted(grammar, text, tags) and meaning(parse(answer, [bare(text)]))[2] == [("get", arguments)]
+    assert not any(accepted(grammar, calls(QWEN_XML, ("get", each)), tags) for each in wrong)
 
 
 @pytest.mark.parametrize("tags", [{}, IDS], ids=["text", "tokens"])
