@@ -55,6 +55,7 @@ def _parse_reasoning(text: GrowingText, answer: AnswerFormat, tags: ReasoningTag
     marks = (tags.close, *(answer.dialect.openers if answer.dialect else ()))
     while tag := (yield from text.stream_until(marks, Reasoning)):
         if tag == tags.close:
+            yield Reasoning("", text.position)  # empty reasoning stands there too
             return
         at = text.position - len(tag)
         text.rewind(at)

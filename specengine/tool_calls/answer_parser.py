@@ -102,5 +102,5 @@ class _Trimmed:
             self._held.append(piece)
 
     def rest(self) -> list[Piece]:
-        """Returns the space at the end."""
-        return self._held
+        """Returns the space at the end, which may be the whole text."""
+        return self._held if self._begun or not self.strip else []

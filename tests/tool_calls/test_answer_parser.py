@@ -47,6 +47,10 @@ HARD_ANSWERS = {
         calls=[("search", {})],
     ),
     "reasoning and content together": Answer(AnswerFormat(HERMES, TOOLS, THINK, True), "a</think>b", "b", "a"),
+    "empty reasoning": Answer(AnswerFormat(HERMES, TOOLS, THINK, True), "</think>\n\nb\n", "b\n"),
+    "an empty block": Answer(AnswerFormat(None, {}, THINK), "<think></think>\n\nb", "b"),
+    "space alone behind reasoning": Answer(AnswerFormat(HERMES, TOOLS, THINK, True), "a</think>\n\n", "", "a"),
+    "space alone behind empty reasoning": Answer(AnswerFormat(HERMES, TOOLS, THINK, True), "\n</think>\n\n", ""),
     # vLLM 40861: closing tags are text where the call does not end behind them
     "closing tags in a value": Answer(
         AnswerFormat(QWEN_XML, TOOLS),
