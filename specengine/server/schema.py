@@ -73,7 +73,7 @@ class GenerationRequest(ConstrainedRequest):
     repetition_penalty: Annotated[float | None, Field(ge=1e-3, le=1e3)] = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[Integer | None, Field(ge=0, le=2**31 - 1)] = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Integer] | None = None
     skip_special_tokens: bool | None = None
     speculation: Speculation = Speculation()
 

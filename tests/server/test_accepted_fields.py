@@ -43,6 +43,7 @@ def test_fields_that_cannot_change_a_text_may_have_any_value(address, value):
     ("given", "same"),
     [
         ({"max_tokens": 5.0, "n": 1.0, "seed": 3.0, "top_k": 4.0}, {"seed": 3, "top_k": 4}),
+        ({"stop_token_ids": [5.0], "min_tokens": 1.0, "seed": 3}, {"stop_token_ids": [5], "min_tokens": 1, "seed": 3}),
         ({"max_completion_tokens": 5.0, "logprobs": True, "top_logprobs": 2.0, "seed": 1}, {"seed": 1}),
         ({"temperature": 1e-5}, {"temperature": 0}),
         ({"temperature": 5e-324, "seed": 4}, {"temperature": 0}),

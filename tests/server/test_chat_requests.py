@@ -14,6 +14,7 @@ from tests.server.tools import ASK, NOW, TOOL, model_of
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
 ANY = {"type": "function", "function": {"name": "any", "parameters": {"type": "object", "if": {}}}}
 ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>'
+NULLABLE = {"type": "function", "function": {"name": "now", "parameters": {"type": ["object", "null"]}}}
 KEYS = {"city": {"type": "string", "pattern": "(?=x)"}, "day": {"$ref": "https://example.org/day"}}
 LACKING = {
     "type": "function",
@@ -27,7 +28,6 @@ WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 OBJECT = '{"city": "x"}'
 FREE = "Just text."
-SCHEMA_FIELD = "response_format.json_schema.schema"
 ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 
 
@@ -44,6 +44,7 @@ ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
         ({"tools": [ANY], "tool_choice": "required"}, [OTHER.replace("now", "any")], [OTHER]),
         ({"tools": [LACKING], "tool_choice": "required"}, [ONE, ONE.replace('"city": "x"', "")], [WRONG, MORE]),
         ({"tools": [LACKING]}, None, None),
+        ({"tools": [NULLABLE], "tool_choice": "required"}, [OTHER], [OTHER.replace("{}", "null")]),
         ({"response_format": OPEN}, [OBJECT, "{}"], ['{"city": "x", "more": 1}', '{"more": 1}', "[]"]),
         ({"response_format": {"type": "text"}}, None, None),
         ({"response_format": {"type": "json_object"}}, [OBJECT, "{}"], ["[]", FREE]),
@@ -213,7 +214,7 @@ def test_a_schema_that_is_nested_too_deeply_is_refused(serve):
 
 @pytest.mark.parametrize(
     ("choice", "field"),
-    [("required", "tools"), (NAMED, "tools"), ("auto", SCHEMA_FIELD), ("none", SCHEMA_FIELD)],
+    [("required", "tools"), (NAMED, "tools"), ("auto", "response_format"), ("none", "response_format")],
     ids=lambda value: str(value)[:20],
 )
 def test_a_constraint_s_fault_is_told_of_the_field_that_it_comes_from(choice, field):

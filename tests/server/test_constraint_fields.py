@@ -25,10 +25,8 @@ BODIES = [
 
 SPELLINGS = {
     "response_format": {
-        "json_schema.schema": [
-            ({"type": "json_schema", "json_schema": WRAPPED}, "json_schema", SCHEMA),
-            ({"type": "json_object"}, "json_schema", {}),
-        ],
+        "": [({"type": "json_object"}, "json_schema", {})],
+        "json_schema.schema": [({"type": "json_schema", "json_schema": WRAPPED}, "json_schema", SCHEMA)],
         "schema": [
             ({"type": "json_object", "schema": SCHEMA}, "json_schema", SCHEMA),
             ({"type": "json_schema", "schema": SCHEMA}, "json_schema", SCHEMA),
@@ -99,6 +97,12 @@ def test_two_constraints_are_refused_by_both_names():
         ({"ebnf": ""}, "ebnf"),
         ({"ebnf": "root ::= ("}, "ebnf"),
         ({"grammar": 'start: "a'}, "grammar"),
+        ({"grammar": "root ::= a"}, "grammar"),
+        ({"structured_outputs": {"grammar": "root ::= a"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"regex": ""}, "regex"),
+        ({"response_format": ANY_OBJECT, "regex": "a"}, "regex"),
         ({"json_schema": "[]"}, "json_schema"),
         ({"json_schema": {"type": "string", "enum": []}}, "json_schema"),
         ({"response_format": {"type": "json_object", "schema": {"pattern": "("}}}, "response_format.schema"),
@@ -111,14 +115,16 @@ def test_two_constraints_are_refused_by_both_names():
     ],
 )
 def test_a_faulty_field_is_named(serve, given, field):
-    client, _ = serve("plain", "x")
+    client, _ = serve("hermes", "x")
     for create in (
         lambda: client.chat.completions.create(**ASK, extra_body=given),
+        lambda: client.chat.completions.create(**ASK, tools=[TOOL, NOW], extra_body=given),
         lambda: client.completions.create(model="tiny", prompt="x", max_tokens=900, extra_body=given),
     ):
         with pytest.raises(openai.BadRequestError) as refused:
             create()
         assert refused.value.param == field and refused.value.body["message"].startswith(f"{field}: ")
+        assert not refused.value.body["message"].startswith(f"{field}: {field}: ")
 
 
 KINDS = [

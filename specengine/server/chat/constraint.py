@@ -11,10 +11,11 @@ from specengine.constraints.schemas import Coverage, fit_schema
 from specengine.server.chat.schema import ChatRequest
 from specengine.server.chat.tools import Function
 from specengine.server.constraint_fields import TextConstraint
-from specengine.server.errors import ApiError
+from specengine.server.errors import ApiError, make_field_error
 from specengine.tool_calls.answer_parser import AnswerFormat
 from specengine.tool_calls.call_grammar import FunctionSchema
 from specengine.tool_calls.grammar import Enforced, write_grammar
+from specengine.types import SamplingParams
 
 _KEPT, _LONGEST = 256, 16_384  # schemas that were fitted last, the tools of several agents; their characters, at most
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -43,18 +44,26 @@ def make_constraint(body: ChatRequest, answer: AnswerFormat, tag_tokens: Mapping
         return {"grammar": write_grammar(answer, enforced, tag_tokens)}
     except ValueError as error:
         assert body.constraint is not None
-        field = body.constraint.field.partition(".")[0]
-        raise ApiError(400, f"{field}: {error}", param=field) from error
+        field = body.constraint.field
+        raise ApiError(400, f"{field}: {str(error).removeprefix('grammar: ')}", param=field) from error
 
 
 def constrain_text(constraint: TextConstraint | None) -> dict[str, Any]:
-    """Returns the constraint of a whole text as a parameter of SamplingParams; empty for any text."""
+    """Returns the constraint of a whole text as a parameter of SamplingParams; empty for any text.
+
+    Raises ApiError naming the field.
+    """
     if constraint is None:
         return {}
     value = constraint.value
     if constraint.kind == "json_schema":
         value = fit(value or {"type": "object"}, constraint.field, "strict" if constraint.strict else "whole")
-    return {constraint.kind: value}
+    content = {constraint.kind: value}
+    try:
+        SamplingParams(**content)  # checks it, also where it becomes a part of a grammar
+    except ValueError as error:
+        raise make_field_error(error, "", constraint.field) from error
+    return content
 
 
 def fit(schema: Mapping[str, Any], field: str, coverage: Coverage) -> dict[str, Any]:
@@ -105,10 +114,12 @@ def _schema(function: Function, required: bool, field: str) -> dict[str, Any]:
     Strict functions: their own; else what the engine lacks is left out, and without a required call the arguments are
     any object.
     """
-    schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
+    parameters = function.parameters or _NO_PARAMETERS
+    schema = {**parameters, "type": "object"}  # an answer has no other arguments
     where = f"{field}.function.parameters"
-    if schema["type"] != "object":
-        raise ApiError(400, f"{where}: expected a schema of type object, got {str(schema['type'])[:40]!r}", param=where)
+    kind = parameters.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise ApiError(400, f"{where}: expected a schema of type object, got {str(kind)[:40]!r}", param=where)
     if not function.strict and not required:
         return {"type": "object"}
     return fit(schema, where, "strict" if function.strict else "lenient")

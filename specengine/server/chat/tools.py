@@ -145,4 +145,6 @@ class ResponseFormat(Body):
     @property
     def field(self) -> str:
         """The field of the schema."""
-        return "response_format.json_schema.schema" if self.bare_schema is None else "response_format.schema"
+        if self.json_schema is not None:
+            return "response_format.json_schema.schema"
+        return "response_format" if self.bare_schema is None else "response_format.schema"
