@@ -10,6 +10,7 @@ from specengine.constraints.schema_nodes import SchemaDocument, map_schemas
 
 _UNIONS = ("anyOf", "oneOf")
 _JOINED = (*_UNIONS, "allOf", "dependentSchemas", "else", "if", "not", "then")  # schemas of the same value
+_SAYING = ("properties", "required", "unevaluatedProperties")  # which keys an object has
 _STATED = ("additionalProperties", "patternProperties")
 _MOST = 200_000  # schemas and names that are read or written
 
@@ -58,7 +59,7 @@ class _Closing:
             return self._part(node, lambda each: self._close(each, {}))
         if every.stated or not (every.named or others):
             return self._part(node)
-        if "$ref" in node and not others and not {*node} & {*_JOINED, "properties", "required"}:
+        if "$ref" in node and not others and not {*node} & {*_JOINED, *_SAYING}:
             beside = {key: value for key, value in node.items() if key != "$ref"}
             return {**self._part(beside), "$ref": self._define(node["$ref"], True)}
         beside = {**others, **own.names}
@@ -69,6 +70,8 @@ class _Closing:
             return closed
         closed["properties"] = {**dict.fromkeys([*known, *every.names, *others], True), **known}
         closed["additionalProperties"] = False
+        if not others:
+            closed.pop("unevaluatedProperties", None)  # it says the same
         return closed
 
     def _part(self, node: Any, close: Callable[[Any], Any] | None = None) -> Any:

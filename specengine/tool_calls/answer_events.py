@@ -90,7 +90,8 @@ def _try_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) 
 
 
 def _parse_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) -> Parsing[bool]:
-    """Reads a tag and the calls behind it. See Dialect.parse_call."""
+    """Reads a tag, which may be doubled, and the calls behind it. See Dialect.parse_call."""
     assert answer.dialect is not None
-    yield from text.accept(tag)
+    while tag and (yield from text.accept(tag)):
+        yield from text.skip(SPACES)
     return (yield from answer.dialect.parse_call(text, tag, answer.tools, strict))

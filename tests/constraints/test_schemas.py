@@ -254,6 +254,13 @@ def test_unevaluated_keys_and_conditions_are_closed_as_far_as_they_are_named():
     fitted = fit_schema(conditional, "x", "lenient", closed=True)
     assert takes_text(fitted, '{"k": 1, "c": 2}') and not takes_text(fitted, '{"k": 1, "d": 2}')
     assert takes_text(fit_schema(A | {"unevaluatedProperties": N}, "x", "lenient", closed=True), '{"a": 1, "d": 2}')
+    for joined in (
+        {"allOf": [A, B]},
+        B | {"$ref": "#/$defs/a", "$defs": {"a": A}},
+        {"$ref": "#/$defs/a", "$defs": {"a": A}},
+    ):
+        fitted = fit_schema(joined | {"unevaluatedProperties": False}, "x", "strict", closed=True)
+        assert takes_text(fitted, '{"a": 1}') and not takes_text(fitted, '{"a": 1, "d": 2}')
 
 
 def test_what_is_no_schema_closes_nothing_and_is_told_as_such():

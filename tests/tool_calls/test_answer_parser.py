@@ -70,6 +70,12 @@ HARD_ANSWERS = {
         f"<tool_call>{JSON_CALL}{JSON_CALL},\n{JSON_CALL}</tool_call>",
         calls=[CALL] * 3,
     ),
+    "a call that is opened twice": Answer(
+        AnswerFormat(HERMES, TOOLS), f"a<tool_call>\n<tool_call>{JSON_CALL}</tool_call>", content="a", calls=[CALL]
+    ),
+    "an opening tag that is doubled in a text": Answer(
+        AnswerFormat(QWEN_XML, TOOLS), "a <tool_call> <tool_call> b", content="a <tool_call> <tool_call> b"
+    ),
     "a call that is closed twice": Answer(
         AnswerFormat(HERMES, TOOLS),
         f"<tool_call>{JSON_CALL}</tool_call>\n</tool_call>done <b>",
