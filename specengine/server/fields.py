@@ -30,10 +30,10 @@ Stop = Annotated[tuple[str, ...], BeforeValidator(_parse_stop)]
 
 
 def _join_text_parts(content: Any, info: ValidationInfo) -> str:
-    """Returns the text of a message, whose content is a string or a list of parts."""
+    """Returns the text of a message, whose content is a string or a list of parts, perhaps of none."""
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list):
         raise make_error("expected a string, or a list of parts {'type': 'text', 'text': ...}")
     return "".join(_read_part(part, f"part {number}", info.context) for number, part in enumerate(content))
 

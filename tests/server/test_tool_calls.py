@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.selection import looped
 from tests.server.tools import ASK, CALLED, NOW, SAID, TOOL, XML
 
 
@@ -162,6 +163,34 @@ def test_a_call_that_the_token_limit_cuts_has_incomplete_arguments(serve):
     (choice,), _ = both(client, tools=[TOOL], max_tokens=51)
     assert choice.finish_reason == "length" and choice.message.content is None
     assert choice.message.tool_calls[0].function.arguments == '{"city": "Pa'
+
+
+# The arguments of a call in the history, and what the template reads as the city.
+SENT_BACK = [
+    ('{"city": "Pa', "Pa"),
+    ('{"city": "x", "days', "x"),
+    ('{"city": "\\ud83d', "\ufffd"),  # the first half of an emoji
+    ('{"city": "\\ud83d\\ude00"}', "\U0001f600"),
+    ("{'city': 'x'}", "x"),
+    ({"city": "x"}, "x"),
+    ("no JSON", ""),
+    ("[1]", ""),
+    ("", ""),
+    (None, ""),
+]
+
+
+@looped("arguments, city", SENT_BACK)
+def test_a_conversation_with_a_cut_call_goes_on(serve, arguments, city):
+    client, script = serve("hermes", "x")
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    messages = [
+        *ASK["messages"],
+        {"role": "assistant", "content": [], "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": []},
+    ]
+    both(client, messages=messages, tools=[TOOL])
+    assert script.prompts[0].endswith(f"(called get_weather in {city})[tool](of get_weather)[assistant]")
 
 
 DRAFT = "So: " + SAID["hermes"]

@@ -46,8 +46,6 @@ class Message(Body):
     def _check_role(cls, message: Any) -> Any:
         if isinstance(message, dict) and message.get("role") == "function":
             raise make_error(f"role 'function' is not supported: {_FUNCTIONS}")
-        if isinstance(message, dict) and message.get("role") == "assistant" and message.get("content") == []:
-            return {**message, "content": None}  # clients send it beside calls
         return message
 
     @model_validator(mode="after")

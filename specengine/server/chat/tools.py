@@ -59,15 +59,17 @@ class FunctionCall(Body):
     def template_arguments(self) -> dict[str, Any]:
         """The arguments as an object, which templates take. A call that was cut is closed.
 
-        Text that holds no object becomes the value of the key `arguments`.
+        Text that holds no object becomes the value of the key `arguments`. A half of a character, where a call was cut,
+        becomes U+FFFD.
         """
-        if isinstance(self.arguments, dict):
-            return self.arguments
+        parsed: Any = self.arguments
         try:
-            parsed = json.loads(as_object(self.arguments.strip()))
+            if isinstance(parsed, str):
+                parsed = json.loads(as_object(parsed.strip()))
         except (ValueError, RecursionError):  # an integer of too many digits; brackets without end
             parsed = None
-        return parsed if isinstance(parsed, dict) else {"arguments": self.arguments}
+        text = json.dumps(parsed if isinstance(parsed, dict) else {"arguments": self.arguments}, ensure_ascii=False)
+        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 class ToolCall(Body):
