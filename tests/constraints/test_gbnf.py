@@ -58,6 +58,7 @@ CASES = [
     ('root ::= "a"+ "ab"', ["aab", "aaaab"], ["ab", "aaa"]),  # a lexeme for each part would take every "a"
     (r'root ::= "\u00e9" [\u00e8-\U000000eb]+ "\x41\t"', ["ééëA\t"], ["éeA\t", "éìA\t"]),
     ('root ::= "a" . "b"', ["a\nb", "aéb", 'a"b'], ["ab", "axxb"]),
+    (r"root ::= [a^]+", ["a^", "^"], ["b", "a-"]),
     (r"root ::= [a\-c]+ [*--]+ [a-c-e-] [^^] [\]\[]", ["a-c*+,-b-]", "a+-x["], ["b*ax]", "a*ax-", "a*a^]"]),
     ('root ::= "/" [/"] "//" [#] # not this\n', ['/"//#', "////#"], ["/"]),
     (NESTED, ["12123", "(121233)", "(((c)))"], ["123", "12"]),

@@ -195,6 +195,11 @@ CLOSED = {
         ['{"a": 1, "b": 1}', '{"a": 1, "c": 1}'],
         ['{"a": 1, "b": 1, "c": 1}', '{"d": 1}'],
     ),
+    "a union in a union beside keys": (
+        A | {"anyOf": [B | {"anyOf": [C, properties(e=N)]}, {"type": "null"}]},
+        ['{"a": 1, "b": 1, "c": 1}', '{"a": 1, "b": 1, "e": 1}', '{"a": 1}'],
+        ['{"a": 1, "d": 1}', '{"a": 1, "c": 1, "e": 1}'],
+    ),
     "a union with an open object": (
         A | {"anyOf": [B | {"additionalProperties": True}, C]},
         ['{"a": 1, "b": 1, "d": 1}', '{"a": 1, "c": 1}'],

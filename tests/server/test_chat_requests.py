@@ -23,6 +23,7 @@ LACKING = {
 LACKING_STRICT = {"type": "function", "function": {**LACKING["function"], "strict": True}}
 MORE = ONE.replace("}}", ', "more": 1}}')
 OPEN = {"type": "object", "properties": {"city": {"type": "string", "format": "path"}}}
+FORMAT_STRICT = {"type": "function", "function": {"name": "f", "parameters": OPEN, "strict": True}}
 NAMED = {"type": "function", "function": {"name": "now"}}
 WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -170,6 +171,7 @@ def schema_format(schema: object, **more) -> dict:
             "tools[1].function.parameters",
         ),
         ({"tools": [LACKING_STRICT]}, "tools[0].function.parameters"),
+        ({"tools": [FORMAT_STRICT]}, "tools[0].function.parameters"),
         ({"tools": [TEXT_TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"extra_body": {"chat_template_kwargs": {"nonsense": 1}}}, "chat_template_kwargs"),

@@ -158,6 +158,8 @@ def test_xml_calls_have_other_parameters_where_the_schema_is_open(case, tags):
         text = calls(QWEN_XML, ("get", arguments))
         assert accepted(grammar, text, tags) and meaning(parse(answer, [bare(text)]))[2] == [("get", arguments)]
     assert not any(accepted(grammar, calls(QWEN_XML, ("get", each)), tags) for each in wrong)
+    twice = calls(QWEN_XML, ("get", {"city": "x", "days": 3, "more": "x"})).replace("more", "days")
+    assert accepted(grammar, twice, tags) == (schema.get("type") == "object" and "properties" not in schema)
 
 
 @pytest.mark.parametrize("tags", [{}, IDS], ids=["text", "tokens"])
