@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specengine.tool_calls import hermes
 from specengine.tool_calls.call_grammar import CallGrammar, FunctionSchema
 from specengine.tool_calls.events import Arguments, Parsing, ToolStart
 from specengine.tool_calls.growing_text import GrowingText
@@ -27,12 +28,13 @@ _AROUND_NAMES = SPACES + "\"'"
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
     """Reads one call behind <tool_call>, or behind <function= where a model forgets the outer tag.
 
-    Of a malformed call it keeps every parameter that has a name.
+    Of a malformed call it keeps every parameter that has a name. A call in JSON to one of the tools, the form of other
+    Qwen models, counts too.
     """
     if tag == OPEN:
         yield from text.skip(SPACES)
         if not (yield from text.accept(FUNCTION)):
-            return False
+            return (yield from hermes.parse_call(text, tag, tools, True))
     name, closed = yield from _read_name(text)
     if not name or (name not in tools and (strict or tag == FUNCTION or not closed)):
         return False

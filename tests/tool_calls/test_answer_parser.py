@@ -73,6 +73,14 @@ HARD_ANSWERS = {
     "a call that is opened twice": Answer(
         AnswerFormat(HERMES, TOOLS), f"a<tool_call>\n<tool_call>{JSON_CALL}</tool_call>", content="a", calls=[CALL]
     ),
+    "a call in the form of another dialect": Answer(
+        AnswerFormat(QWEN_XML, TOOLS), f"a <tool_call>\n{JSON_CALL}\n</tool_call> b", content="a b", calls=[CALL]
+    ),
+    "JSON that is no call": Answer(
+        AnswerFormat(QWEN_XML, TOOLS),
+        'a <tool_call>{"name": "x"}</tool_call>',
+        content='a <tool_call>{"name": "x"}</tool_call>',
+    ),
     "an opening tag that is doubled in a text": Answer(
         AnswerFormat(QWEN_XML, TOOLS), "a <tool_call> <tool_call> b", content="a <tool_call> <tool_call> b"
     ),
