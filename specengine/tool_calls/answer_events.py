@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specengine.tool_calls.answer_format import AnswerFormat
 from specengine.tool_calls.events import Content, Parsing, Reasoning
 from specengine.tool_calls.growing_text import GrowingText
@@ -16,6 +18,8 @@ def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
     if reasoning and (yield from _opens_reasoning(text, answer, reasoning)):
         yield from _parse_reasoning(text, answer, reasoning)
     openers = dialect.openers if dialect else ()
+    if answer.is_constrained and not (yield from _begins_with(text, openers)):
+        openers = ()  # the answer is a text of the constraint
     called = bool(dialect and dialect.bare) and (yield from _try_calls(text, answer, "", strict=True))
     thinking = (reasoning.open, reasoning.close) if reasoning and not answer.is_constrained else ()
     while True:
@@ -33,6 +37,18 @@ def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
                 yield Content(tag, at)
         elif reasoning and tag == reasoning.open:
             yield from _parse_reasoning(text, answer, reasoning)
+
+
+def _begins_with(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:
+    """Returns whether one of the tags follows, behind space. Reads nothing."""
+    start = text.keep()
+    yield from text.skip(SPACES)
+    found = False
+    for tag in tags:
+        found = found or (yield from text.accept(tag))
+    text.rewind(start)
+    text.release()
+    return found
 
 
 def _opens_reasoning(text: GrowingText, answer: AnswerFormat, tags: ReasoningTags) -> Parsing[bool]:

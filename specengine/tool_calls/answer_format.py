@@ -16,7 +16,7 @@ class AnswerFormat:
 
     dialect: None finds no calls.  tools: the JSON schema of each function's parameters, by name.
     reasoning: None finds no reasoning.  opened: the prompt has opened the reasoning.
-    is_constrained: the content is JSON of a schema, so tags of reasoning in it are text.
+    is_constrained: the answer is calls or a text of a constraint, so tags in such a text are text.
     """
 
     dialect: Dialect | None = None

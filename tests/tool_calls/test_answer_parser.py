@@ -81,6 +81,18 @@ HARD_ANSWERS = {
         'a <tool_call>{"name": "x"}</tool_call>',
         content='a <tool_call>{"name": "x"}</tool_call>',
     ),
+    "a tag of a call in constrained content": Answer(
+        AnswerFormat(QWEN_XML, TOOLS, THINK, True, is_constrained=True),
+        'Hm.</think>{"a": "<tool_call><function=search></function></tool_call>"}',
+        reasoning="Hm.",
+        content='{"a": "<tool_call><function=search></function></tool_call>"}',
+    ),
+    "calls in place of constrained content": Answer(
+        AnswerFormat(HERMES, TOOLS, THINK, True, is_constrained=True),
+        f"Hm.</think>\n\n<tool_call>{JSON_CALL}</tool_call>\n<tool_call>{JSON_CALL}</tool_call>",
+        reasoning="Hm.",
+        calls=[CALL] * 2,
+    ),
     "an opening tag that is doubled in a text": Answer(
         AnswerFormat(QWEN_XML, TOOLS), "a <tool_call> <tool_call> b", content="a <tool_call> <tool_call> b"
     ),
