@@ -1,19 +1,15 @@
 """Tools and schemas of a chat constrain its answer, and requests that make no sense are refused by name."""
 
-import functools
-import json
-
-import llguidance
 import openai
 import pytest
 
 from specengine.server.chat.schema import ChatRequest
 from tests.server import tools
-from tests.server.tools import ASK, NOW, TOOL, model_of
+from tests.server.constrained import ANY_OBJECT, FREE, NAMED, OBJECT, ONE, accepts
+from tests.server.tools import ASK, NOW, TOOL
 
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}
 ANY = {"type": "function", "function": {"name": "any", "parameters": {"type": "object", "if": {}}}}
-ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>'
 NULLABLE = {"type": "function", "function": {"name": "now", "parameters": {"type": ["object", "null"]}}}
 KEYS = {"city": {"type": "string", "pattern": "(?=x)"}, "day": {"$ref": "https://example.org/day"}}
 LACKING = {
@@ -24,12 +20,8 @@ LACKING_STRICT = {"type": "function", "function": {**LACKING["function"], "stric
 MORE = ONE.replace("}}", ', "more": 1}}')
 OPEN = {"type": "object", "properties": {"city": {"type": "string", "format": "path"}}}
 FORMAT_STRICT = {"type": "function", "function": {"name": "f", "parameters": OPEN, "strict": True}}
-NAMED = {"type": "function", "function": {"name": "now"}}
 WRONG = ONE.replace('"x"', "1")
 OTHER = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-OBJECT = '{"city": "x"}'
-FREE = "Just text."
-ANY_OBJECT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 
 
 @pytest.mark.parametrize(
@@ -73,31 +65,6 @@ def test_a_request_constrains_its_answer(serve, name, asked, good, bad):
     assert [accepts(name, params, thought + text) for text in bad] == [False] * len(bad)
     if thought:
         assert not any(accepts(name, params, text) for text in (*good, *bad))
-
-
-def accepts(name: str, params, text: str) -> bool:
-    """Whether a text is of the language of a request's constraint, as the grammar engine reads the vocabulary."""
-    schema = params.json_schema if isinstance(params.json_schema, str) else json.dumps(params.json_schema)
-    from_lark, from_schema = llguidance.LLMatcher.grammar_from_lark, llguidance.LLMatcher.grammar_from_json_schema
-    grammar = from_lark(params.grammar) if params.grammar else from_schema(schema)
-    matcher = llguidance.LLMatcher(vocabulary_of(name), grammar)
-    assert not matcher.is_error(), matcher.get_error()
-    ids = model_of(name).tokenizer.encode(text, add_special_tokens=False)
-    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-@functools.cache
-def vocabulary_of(name: str) -> llguidance.LLTokenizer:
-    class Vocabulary:
-        def __init__(self, tokenizer) -> None:
-            self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-            self.special_token_ids = [*tokenizer.added_tokens]
-            self.eos_token_id, self.bos_token_id = tokenizer.eos_token_ids[0], None
-
-        def __call__(self, text: str) -> list[int]:
-            return []
-
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Vocabulary(model_of(name).tokenizer)))
 
 
 def test_llama_calls_one_tool_unless_the_request_says_more(serve):

@@ -11,8 +11,8 @@ from specengine.server.constraint_fields import TextConstraint
 from specengine.server.errors import ApiError
 from specengine.server.schema import CompletionRequest
 from tests.selection import looped
-from tests.server.test_chat_requests import ANY_OBJECT, FREE, NAMED, NOW, OBJECT, ONE, TOOL, accepts
-from tests.server.tools import ASK
+from tests.server.constrained import ANY_OBJECT, FREE, NAMED, OBJECT, ONE, accepts
+from tests.server.tools import ASK, NOW, TOOL
 
 SCHEMA = TOOL["function"]["parameters"]
 TEXT = '{"type": "object", "properties": {"city": {"type": "string"}}}'
