@@ -19,7 +19,7 @@ from specengine.cache.state_pool import StatePool
 from specengine.ops import Ops
 from specengine.ops.verify_tree import Accepted
 from specengine.utils.host_memory import is_host, put_ints
-from specengine.utils.reserved_memory import RESERVED, make_largest
+from specengine.utils.reserved_memory import reservable
 
 IDLE_BYTES = 256 << 20  # of unused pages that keep their memory while no request runs
 
@@ -38,8 +38,8 @@ class KVCache(PagePool):
 
     Any thread may call free() at any time; one thread at a time may call the other methods.
 
-    pages: the size of a fixed pool. None, on the CPU: an open pool, of as many pages as fit into RESERVED bytes of
-    address space. No pool ever moves.
+    pages: the size of a fixed pool. None, on the CPU: an open pool, of as many pages as address space is reserved
+    for. No pool ever moves.
 
     states: of a hybrid model's other layers; a prefix is then found as far as the state behind it is kept.
     """
@@ -54,18 +54,13 @@ class KVCache(PagePool):
         pages: int | None = None,
         states: StatePool | None = None,
     ) -> None:
-        def make(count: int) -> None:
-            PagePool.__init__(self, layers, kv_heads, head_dim, dtype, device, count)
-
-        if pages is not None:
-            make(pages)
-        elif is_host(device):
-            size = page_bytes((layers, kv_heads, head_dim), dtype)
-            make_largest(make, RESERVED // (size // 2))
-        else:
-            raise ValueError(f"pages: expected a number on {device}, where a pool takes its memory at once")
         self.states = states
         self.fixed, self.kept_bytes = pages is not None, 0
+        if pages is None:
+            if not is_host(device):
+                raise ValueError(f"pages: expected a number on {device}, where a pool takes its memory at once")
+            pages = max(1, reservable() // (page_bytes((layers, kv_heads, head_dim), dtype) // 2))
+        super().__init__(layers, kv_heads, head_dim, dtype, device, pages)
         self._companions: weakref.WeakSet[PagePool] = weakref.WeakSet()
         self._beside: weakref.WeakSet[KVCache] = weakref.WeakSet()
         self._free = FreeList(self.k.shape[1])

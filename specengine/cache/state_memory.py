@@ -10,7 +10,7 @@ from specengine._C import DeltaStates
 from specengine.ops import Ops
 from specengine.utils.gated_delta_config import CONV_WIDTH, GatedDeltaConfig
 from specengine.utils.host_memory import is_host
-from specengine.utils.reserved_memory import RESERVED, ReservedArray, make_largest
+from specengine.utils.reserved_memory import ReservedArray, reservable
 
 
 class StateMemory:
@@ -18,19 +18,18 @@ class StateMemory:
 
     states: float32 [slots, layers, Hv, Dk, Dv].  conv: float32 [slots, layers, 3, C], the last inputs of convolutions.
     records: float32, of the largest pass so far.  config: of the heads that this memory has.
-    slots: None, on the CPU: as many as fit into RESERVED bytes of address space. There only written slots take memory.
+    slots: None, on the CPU: as many as address space is reserved for. There only written slots take memory.
     Raises MemoryError where there is no room.
     """
 
     def __init__(self, config: GatedDeltaConfig, device: torch.device, slots: int | None = None) -> None:
         self.config, self.device = config, device
         self._arrays: tuple[ReservedArray, ...] = ()
-        if slots is not None:
-            self._make(slots)
-        elif is_host(device):
-            make_largest(self._make, RESERVED // (4 * len(config.layers) * config.state_floats))
-        else:
-            raise ValueError(f"slots: expected a number on {device}, where states take their memory at once")
+        if slots is None:
+            if not is_host(device):
+                raise ValueError(f"slots: expected a number on {device}, where states take their memory at once")
+            slots = max(1, reservable() // (4 * len(config.layers) * config.state_floats))
+        self._make(slots)
         self.records = torch.empty(0, device=device)
 
     @property

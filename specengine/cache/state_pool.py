@@ -118,9 +118,10 @@ class StatePool:
         page = pages[count - 1]
         if page in self._kept:
             self._kept.move_to_end(page)
-        if page in self._kept or not self.most_kept:
+        most = min(self.most_kept, self.memory.slots // 2)  # a small memory must not fill up with copies
+        if page in self._kept or not most:
             return
-        while len(self._kept) >= self.most_kept:
+        while len(self._kept) >= most:
             self._free.give_back([self._kept.popitem(last=False)[1]])
         try:
             slot = self._take()

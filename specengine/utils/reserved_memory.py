@@ -6,33 +6,34 @@ So an array whose need is not known can be made larger than it will be, and neve
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
 from contextlib import suppress
 from math import prod
-from typing import TypeVar
 
 import torch
 
 # Bytes of an array whose need is not known. Keys and values of two million tokens of an 8B model fit into two of them,
 # and more than two hundred engines into the 2**47 bytes of a process.
 RESERVED = 1 << 38
+_PARTS = 4  # an array whose need is not known takes at most one of so many parts of what a process has left
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python names it from 3.13 on
 
-T = TypeVar("T")
 
+def reservable() -> int:
+    """Returns the bytes of an array whose need is not known: RESERVED, or fewer in a process with little address space.
 
-def make_largest(make: Callable[[int], T], count: int) -> T:
-    """Returns make(count), or of half as many, and so on, where the process may not have the address space.
-
-    Raises MemoryError where not even one fits.
+    What comes after it must fit too: values beside keys, a drafter's cache, threads and what they compute.
     """
-    while True:
-        try:
-            return make(count)
-        except MemoryError:
-            if count <= 1:
-                raise
-            count //= 2
+    size = RESERVED
+    while size > mmap.PAGESIZE:
+        with suppress(OSError):
+            _reserve(_PARTS * size).close()
+            break
+        size //= 2
+    return size
+
+
+def _reserve(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
 
 
 class ReservedArray:
@@ -48,8 +49,7 @@ class ReservedArray:
             self.tensor = torch.empty(shape, dtype=dtype)
             return
         try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-            self._memory = mmap.mmap(-1, size, flags=flags)
+            self._memory = _reserve(size)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"{name}: no room for {size / 2**20:.0f} MiB") from error
         # Large pages would give 2 MiB to the first token's part of each layer.

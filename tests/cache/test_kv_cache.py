@@ -7,6 +7,8 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache import kv_cache
 from specengine.cache.kv_cache import KVCache
+from specengine.cache.state_memory import StateMemory
+from specengine.utils.gated_delta_config import GatedDeltaConfig
 from tests.cache.small_caches import EVERYBODY
 
 
@@ -58,20 +60,27 @@ def test_memory_goes_back_when_no_request_runs(monkeypatch):
 
 
 def test_a_process_with_little_address_space_gets_a_smaller_pool(monkeypatch):
-    made, reserve = [], mmap.mmap
+    limit, taken, reserve = 1 << 30, [], mmap.mmap
 
-    def bounded(number, size, **options):
-        made.append(size)
-        if size > 1 << 30:
-            raise OSError("no address space")
-        return reserve(number, size, **options)
+    class Bounded:
+        """An mmap of a process with `limit` bytes of address space."""
 
-    monkeypatch.setattr(mmap, "mmap", bounded)
+        def __new__(cls, number, size, **options):
+            if sum(len(each) for each in taken if not each.closed) + size > limit:
+                raise OSError("no address space")
+            taken.append(reserve(number, size, **options))
+            return taken[-1]
+
+    monkeypatch.setattr(mmap, "mmap", Bounded)
     cache = new_cache()
-    assert len(made) == 10 and made[-1] == made[-2] <= 1 << 30 < made[-3]
+    assert 1 << 27 < cache.k.nbytes == cache.v.nbytes <= 1 << 28
+    companion = cache.companion(1, 2, 8, torch.float32)  # as large as a drafter's may be
+    assert companion.k.shape[1] == cache.k.shape[1]
     with pytest.raises(ValueError, match="prompt: with its answer and a tree it needs room for"):
         cache.check_fits((cache.k.shape[1] + 1) * PAGE_SIZE)
-    monkeypatch.setattr(mmap, "mmap", lambda *_, **__: bounded(0, 1 << 31))
+    states = StateMemory(GatedDeltaConfig(frozenset({0}), 1, 2, 3, 4), torch.device("cpu"))
+    assert states.slots > 1000 and new_cache().k.shape[1] > 1000
+    limit = 0
     with pytest.raises(MemoryError, match="key/value cache: no room for"):
         new_cache()
 

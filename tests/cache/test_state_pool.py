@@ -72,6 +72,18 @@ def test_states_without_room_leave_pages_and_slots_as_they_were():
     assert states.in_use == 2
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+def test_copies_leave_half_of_the_slots_to_requests(slots):
+    states = StatePool(StateMemory(CONFIG, torch.device("cpu"), slots))
+    cache = KVCache(1, 1, 1, torch.float32, torch.device("cpu"), states=states)
+    cache.kept_bytes, states.most_kept = 100 * cache.page_bytes, 100
+    for symbol in range(1, 6):
+        pages, _ = prefilled(cache, text_of(symbol, tail=8), float(symbol))
+        cache.free(pages)
+        assert cache.has_room(10)
+    assert states.kept == slots // 2
+
+
 def test_a_prefix_is_found_as_far_as_a_state_is_kept():
     cache = hybrid_cache()
     prefilled(cache, text_of(1, 2, tail=3), 5.0)
