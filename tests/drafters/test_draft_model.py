@@ -8,6 +8,7 @@ import tokenizers
 import torch
 
 from specengine import Engine, SamplingParams
+from specengine.cache import kv_cache
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters import check_offers, load_drafter
@@ -44,8 +45,15 @@ SPECS = {
 }
 
 
+def test_a_small_model_s_cache_gives_its_memory_back_with_the_target_s(monkeypatch):
+    monkeypatch.setattr(kv_cache, "IDLE_BYTES", 0)
+    engine = Engine(tiny_model(), drafter=SPECS["other model"], prefix_cache_mib=0)
+    engine.generate(PROMPTS, GREEDY)
+    assert engine.cache.pages_with_memory == engine.drafter.small.cache.pages_with_memory == 0
+
+
 def test_a_small_model_s_cache_serves_one_engine():
-    """Another engine's request might move it in the middle of a pass."""
+    """Two engines would write into it in turns that do not exclude each other."""
     model, drafter = tiny_model(), drafter_of()
     Engine(model, drafter=drafter)
     with pytest.raises(ValueError, match=r"^drafter: draft_model belongs to another engine; make one for each engine"):
