@@ -1,5 +1,7 @@
 """The tokenizer encodes texts and chats and decodes token ids."""
 
+import threading
+
 import pytest
 
 from specengine.tokenizer import Tokenizer
@@ -104,3 +106,20 @@ def test_smollm2_encodes_as_transformers_does(smollm2, smollm2_path):
         ids = smollm2.encode(text)
         assert ids == theirs(text)["input_ids"]
         assert smollm2.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_other_threads_run_while_a_long_text_is_encoded():
+    tokenizer, ticks, done = Tokenizer.from_gguf(gguf_metadata()), [], threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(None)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before, ids = len(ticks), tokenizer.encode("the <tool> " * 50_000)
+    passed = len(ticks) - before
+    done.set()
+    thread.join()
+    assert ids == tokenizer.encode("the <tool> ") * 50_000
+    assert passed > 3  # 1 where the library keeps the interpreter's lock
