@@ -15,7 +15,7 @@ class OutputText:
 
     tokenizer: None leaves the text empty.  prompt: the token ids that the text continues.
     stop: strings, or what makes their search.
-    hidden: ids without text where special tokens are not skipped: those that end a text.
+    hidden: ids without text in any case: those that end a text, special or not.
     """
 
     def __init__(
@@ -26,7 +26,6 @@ class OutputText:
         skip_special_tokens: bool = True,
         hidden: Collection[int] = (),
     ) -> None:
-        hidden = () if skip_special_tokens else hidden
         self._detokenizer: Detokenizer | None = (
             tokenizer.detokenizer(skip_special_tokens, hidden) if tokenizer else None
         )

@@ -1,5 +1,7 @@
 """Where a text may end: stop strings and stop tokens, and the tokens before which neither counts."""
 
+import dataclasses
+
 import pytest
 
 from specengine import Engine, SamplingParams
@@ -45,6 +47,18 @@ def test_the_text_of_a_stop_token_is_not_part_of_it(engines):
             assert output.text == TOKENIZER.decode(tokens[:end], skip_special_tokens=skipped)
     with pytest.raises(ValueError, match=r"^stop_token_ids: token id 320 is not in 0 to 319"):
         engines[0].generate(PROMPT, SamplingParams(stop_token_ids=[320]))
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_the_text_of_an_end_token_that_is_not_special_is_not_part_of_it(engines, skipped):
+    """As with files that name an end token without marking it as special."""
+    tokens = engines[0].generate(PROMPT, SamplingParams(**FREE)).token_ids
+    end = tokens.index(tokens[20])
+    model = dataclasses.replace(talking_model(), eos_token_ids=frozenset({tokens[20]}))
+    params = SamplingParams(**FREE | {"ignore_eos": False}, skip_special_tokens=skipped)
+    output = Engine(model, drafter="none").generate(PROMPT, params)
+    assert output.token_ids == tokens[: end + 1] and output.finish_reason == "stop"
+    assert output.text == TOKENIZER.decode(tokens[:end], skip_special_tokens=skipped) != ""
 
 
 def test_a_stop_token_cuts_a_constrained_text_unless_it_comes_too_early(engines):
