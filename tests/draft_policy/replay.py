@@ -1,7 +1,7 @@
 """Replays recorded drafts without clocks: what a policy, or a fixed plan, takes for texts whose every draft is known.
 
-drafts.json.gz (bench/record_drafts.py) has, for every position of a text, what eagle3 and suffix would draft there. So any
-choice of drafts can be followed exactly: the text decides what is accepted, and a table of costs what it takes.
+drafts.json.gz (bench/record_drafts.py) has, for every position of a text, what eagle3 and suffix would draft there. So
+any choice of drafts can be followed exactly: the text decides what is accepted, and a table of costs what it takes.
 """
 
 from __future__ import annotations
