@@ -16,6 +16,7 @@ from specengine.bench.report.plot import save
 from specengine.bench.report.plot_drafters import drafters_figure
 from specengine.bench.report.plot_rules import rules_figure
 from specengine.bench.report.writing import write_json
+from specengine.types import ModelFetchError
 from specengine.utils.console import note, one_line_errors
 
 _PIPE_WIDTH = 200  # columns
@@ -28,7 +29,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @takes_options
 def bench(options: Options) -> None:
     """Measure drafters, and other engines, against plain decoding on the same questions, and compare their answers."""
-    with one_line_errors():
+    with one_line_errors(ModelFetchError):
         options.check()
         command = shlex.join(["python", "-m", "specengine.bench", *sys.argv[1:]])
         about = {"command": command, "machine": machine(), "versions": versions(), "commit": commit()}

@@ -21,12 +21,13 @@ from specengine.cli.report import report
 from specengine.cli.serve import serve
 from specengine.cli.train import train
 from specengine.cli.version import print_version
+from specengine.types import ModelFetchError
 from specengine.utils.console import one_line_errors
 
 
 class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        with one_line_errors():
+        with one_line_errors(ModelFetchError):
             return super().invoke(ctx)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.structure.source import PACKAGE, ROOT, Module, imported_modules, modules
 
 LAYERS = (
-    *("types", "utils", "hub", "tokenizer", "rules", "draft_trees", "constraints", "ops", "cache", "models"),
+    *("utils", "types", "hub", "tokenizer", "rules", "draft_trees", "constraints", "ops", "cache", "models"),
     *("quantise", "tensor_parallel"),
     *("draft_policy", "drafters", "engine", "api", "train", "bench", "tool_calls", "server", "cli", "__main__"),
 )
