@@ -41,14 +41,14 @@ class AddedTokens:
         flags = {repr(token) for token in known}
         new = [self.listed[index][0] for index in sorted(self.listed)]
         texts = {token.content for token in (*known, *new)}
-        new += [token for token in (*self.named.values(), *self.extra) if token.content not in texts]
+        beside = {repr(token): token for token in (*self.named.values(), *self.extra)}  # the first of equal ones
+        new += [token for token in beside.values() if token.content not in texts]
         special = {token.content for token in known if token.special}  # the library never forgets that
         special |= {token.content for token in self.named.values()}
         for token in new:
             if token.content in special:
                 token.special = True
-        changed = {repr(token): token for token in new}  # the first of equal ones
-        new = [changed[key] for key in changed if key not in flags]
+        new = [token for token in new if repr(token) not in flags]  # of several with one text the last one counts
         with library_errors(f"{self.folder}: cannot add tokens"):
             backend.add_tokens(new)
         for index, (token, path) in self.listed.items():
