@@ -88,14 +88,11 @@ struct Row {
     return x;
   }
   __device__ float4 tempered(float4 x, int v) const {
-    const float4 plain = x;
+    if (filtered) x.x = ranked(x.x, v), x.y = ranked(x.y, v + 1), x.z = ranked(x.z, v + 2), x.w = ranked(x.w, v + 3);
     if (temperature != 0.0f && temperature != 1.0f) {
       x.x /= temperature, x.y /= temperature, x.z /= temperature, x.w /= temperature;
     }
-    if (filtered) {
-      x.x = left(x.x, plain.x, v), x.y = left(x.y, plain.y, v + 1);
-      x.z = left(x.z, plain.z, v + 2), x.w = left(x.w, plain.w, v + 3);
-    }
+    if (filtered && min_p != 0) x.x = likely(x.x), x.y = likely(x.y), x.z = likely(x.z), x.w = likely(x.w);
     return x;
   }
 
@@ -129,10 +126,12 @@ struct Row {
     return count == 0 ? score : penalties.apply(score, count);
   }
 
-  __device__ float left(float score, float plain, int v) const {
-    const uint32_t key = key_of(plain);
-    const bool kept = key > threshold || (key == threshold && v <= last);
-    return kept && (min_p == 0 || exp_polynomial<OneLane>(score - top) >= min_p) ? score : -INFINITY;
+  __device__ float ranked(float score, int v) const {
+    const uint32_t key = key_of(score);
+    return key > threshold || (key == threshold && v <= last) ? score : -INFINITY;
+  }
+  __device__ float likely(float score) const {
+    return exp_polynomial<OneLane>(score - top) >= min_p ? score : -INFINITY;
   }
 };
 
