@@ -97,7 +97,7 @@ def test_a_fixed_pool_of_states_makes_requests_wait(device_engine):
     assert (states.memory.slots, states.requests, states.most_kept) == (4, 2, 2)
     pages = [engine.cache.allocate(8) for _ in range(2)]
     assert not engine.cache.has_room(8)
-    with pytest.raises(MemoryError, match="recurrent states: all slots of 2 requests are in use"):
+    with pytest.raises(MemoryError, match="recurrent states: all 4 slots are in use"):
         [engine.cache.allocate(8) for _ in range(3)]
     engine.cache.free(pages[0])
     assert states.memory.slots == 4

@@ -64,7 +64,7 @@ def test_long_and_short_prompts_are_read_as_by_pytorchs_attention(cuda_backend, 
 
     def passed(most):
         monkeypatch.setattr(tree_attention, "LIBRARY_FROM", most)
-        cache = target.new_cache()
+        cache = target.new_cache(32)
         pages = [cache.allocate(length + len(run)) for run, length in zip(runs, lengths, strict=True)]
         earlier = TreeBatch.chains([[3 + b] * length for b, length in enumerate(lengths)], target.device)
         target.hidden_states(earlier, cache, cache.batch(pages, [0] * prompts))
