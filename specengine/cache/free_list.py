@@ -1,4 +1,4 @@
-"""Which pages or slots nobody has, and which of them the system has given memory."""
+"""Lists the pages or slots that no request has, and those of them that still hold memory."""
 
 from __future__ import annotations
 

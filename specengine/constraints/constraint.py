@@ -1,4 +1,4 @@
-"""The grammar of one request: what it allows behind the committed tokens, and behind drafted ones."""
+"""The grammar of one request: which tokens it allows after the committed tokens, and after drafted ones."""
 
 from __future__ import annotations
 

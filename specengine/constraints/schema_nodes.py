@@ -60,7 +60,7 @@ class SchemaDocument:
                     waiting.append((unquote(reference).removeprefix("#"), self.target(reference)))
 
     def target(self, reference: str) -> Any:
-        """Returns the schema behind a reference: #/$defs/NAME, #ANCHOR or an $id; None where the document has none."""
+        """Returns a reference's schema: #/$defs/NAME, #ANCHOR or an $id; None where the document has none."""
         base, _, fragment = unquote(reference).partition("#")
         if fragment and not fragment.startswith("/"):
             return self._named.get(f"#{fragment}")

@@ -16,7 +16,7 @@ from specengine.constraints.schema_rules import Fault, Nodes, deep_values, fault
 # JSON is written as json.dumps writes it. Models know this form best, and every space between two values is forced:
 # where the grammar allows any whitespace, small models write spaces until their tokens run out.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_ESCAPES = 'nrbtf\\"u'  # that a text may have behind a backslash
+_ESCAPES = 'nrbtf\\"u'  # that a text may have after a backslash
 _TRIES = 3000  # of keywords, in a schema that has some that the engine lacks
 _SHOWN = 300  # characters of a place, and of a reason
 

@@ -117,7 +117,7 @@ class ChatTemplate:
         """Returns the prompt text of a conversation.
 
         tools: functions as JSON schemas.  variables: further ones of the template, such as `enable_thinking`.
-        continue_final_message: ends behind the content of the last message; excludes add_generation_prompt.
+        continue_final_message: ends after the content of the last message; excludes add_generation_prompt.
         Raises ValueError if the messages are malformed, and one naming `source` if the template raises an error, gives
         an empty text, or exceeds the limits of time and memory.
         """

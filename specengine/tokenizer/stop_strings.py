@@ -51,7 +51,7 @@ class StopStrings:
         if self._matched is not None:
             return "", True
         text = self._held + piece
-        old = len(self._held)  # a stop string ends behind these characters
+        old = len(self._held)  # a stop string ends after these characters
         places = ((text.find(stop, max(0, old + 1 - len(stop))), stop) for stop in self._stops)
         if may_end and (found := [(at + len(stop), at, stop) for at, stop in places if at >= 0]):
             _, start, self._matched = min(found)

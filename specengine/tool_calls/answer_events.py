@@ -13,7 +13,7 @@ from specengine.tool_calls.several_calls import skip_separators
 
 
 def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
-    """Reads a whole answer. A tag that closes nothing is no content: that of reasoning, and of a call behind a call."""
+    """Reads a whole answer. A tag that closes nothing is no content: that of reasoning, and of a call after a call."""
     dialect, reasoning = answer.dialect, answer.reasoning
     if reasoning and (yield from _opens_reasoning(text, answer, reasoning)):
         yield from _parse_reasoning(text, answer, reasoning)
@@ -40,7 +40,7 @@ def parse_answer(text: GrowingText, answer: AnswerFormat) -> Parsing[None]:
 
 
 def _begins_with(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:
-    """Returns whether one of the tags follows, behind space. Reads nothing."""
+    """Returns whether one of the tags follows, after space. Reads nothing."""
     start = text.keep()
     yield from text.skip(SPACES)
     found = False
@@ -97,7 +97,7 @@ def _begins_call(text: GrowingText, answer: AnswerFormat, tag: str) -> Parsing[b
 
 
 def _try_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) -> Parsing[bool]:
-    """Reads a tag, the calls behind it, and what separates them from others; nothing where no call begins."""
+    """Reads a tag, the calls after it, and what separates them from others; nothing where no call begins."""
     assert answer.dialect is not None
     found = yield from text.attempt(_parse_calls(text, answer, tag, strict))
     if found:
@@ -106,7 +106,7 @@ def _try_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) 
 
 
 def _parse_calls(text: GrowingText, answer: AnswerFormat, tag: str, strict: bool) -> Parsing[bool]:
-    """Reads a tag, which may be doubled, and the calls behind it. See Dialect.parse_call."""
+    """Reads a tag, which may be doubled, and the calls after it. See Dialect.parse_call."""
     assert answer.dialect is not None
     while tag and (yield from text.accept(tag)):
         yield from text.skip(SPACES)

@@ -70,7 +70,7 @@ class AnswerParser:
 class _Trimmed:
     """Holds back space until other text follows it.
 
-    strip: drops the space before the first text.  is_split: something stands between two texts, or behind the last.
+    strip: drops the space before the first text.  is_split: something stands between two texts, or after the last.
     """
 
     def __init__(self, strip: bool = False) -> None:

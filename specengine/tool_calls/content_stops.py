@@ -15,7 +15,7 @@ from specengine.tool_calls.json_pieces import SPACES
 class ContentStops:
     """Finds the first stop string in the content of a text: never in reasoning, in calls, in tags, or across them.
 
-    Space behind reasoning and calls, which the answer drops, is not searched. Works as StopStrings does: it takes and
+    Space after reasoning and calls, which the answer drops, is not searched. Works as StopStrings does: it takes and
     returns the whole text, up to the stop string.
 
     stops: checked strings, as in SamplingParams.stop.

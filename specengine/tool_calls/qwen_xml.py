@@ -26,7 +26,7 @@ _AROUND_NAMES = SPACES + "\"'"
 
 
 def parse_call(text: GrowingText, tag: str, tools: Mapping[str, Any], strict: bool) -> Parsing[bool]:
-    """Reads one call behind <tool_call>, or behind <function= where a model forgets the outer tag.
+    """Reads one call after <tool_call>, or after <function= where a model forgets the outer tag.
 
     Of a malformed call it keeps every parameter that has a name. A call in JSON to one of the tools, the form of other
     Qwen models, counts too.
@@ -151,7 +151,7 @@ def _ends_value(text: GrowingText, tag: str, schema: Any) -> Parsing[bool]:
 
 
 def _follows(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:
-    """Returns whether one of the tags follows, behind space.  "": the end of the text, which may cut a tag."""
+    """Returns whether one of the tags follows, after space.  "": the end of the text, which may cut a tag."""
     start = text.keep()
     yield from text.skip(SPACES)
     found = False
@@ -166,7 +166,7 @@ def _follows(text: GrowingText, tags: Sequence[str]) -> Parsing[bool]:
 def write_calls(writer: LarkWriter, functions: Sequence[FunctionSchema]) -> CallGrammar:
     """Writes the grammar of calls. See Dialect.write_calls.
 
-    Parameters come in the order of the schema, and behind them any others where the schema leaves these open. Of a
+    Parameters come in the order of the schema, and after them any others where the schema leaves these open. Of a
     string only its enum is enforced, as it stands unquoted.
     """
     bodies = either(f"{quote(each.name + '>')} {_write_parameters(writer, each.schema)}" for each in functions)

@@ -14,7 +14,7 @@ class ReasoningTags:
     close: str
 
     def opened_by(self, prompt: str, message: str = "") -> bool:
-        """Returns whether a prompt ends behind an open tag, so that the model continues with reasoning.
+        """Returns whether a prompt ends after an open tag, so that the model continues with reasoning.
 
         message: the beginning of the answer, where the prompt ends with one; its reasoning may be open.
         """

@@ -1,4 +1,4 @@
-"""What stands between calls, and behind the last."""
+"""The text between two calls, and after the last call."""
 
 from __future__ import annotations
 
