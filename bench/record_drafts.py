@@ -16,7 +16,7 @@ from typing import Any
 from specengine import Engine, SamplingParams
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.combine.drafter import Combine, Config
+from specengine.drafters.combine.drafter import Combine, Config, State
 from specengine.tensor_parallel.loading import load_model
 
 PARTS = "eagle3;levels=5;top_k=3;beam=1;nodes=16;adaptive=false+suffix"
@@ -31,18 +31,16 @@ class Recorder(Combine):
     drafts: list[list[Any]]
 
     def draft(self, requests: Sequence[Any]) -> list[DraftTree]:
-        views = self._views(requests)
-        row = [_plain(part.propose(own, 1e-9)[0], own[0]) for part, own in zip(self.parts, views, strict=True)]
-        self.drafts.append(row)
-        for request in requests:
-            request.drafter_state.sources, request.drafter_state.tree = [], None
-        return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+        self.drafts.append([_plain(part, part.propose(requests, 1e-9)[0], requests[0]) for part in self.parts])
+        roots = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+        for request, root in zip(requests, roots, strict=True):
+            request.drafter_states[self] = State(root, [])
+        return roots
 
 
-def _plain(tree: ScoredTree, request: Any) -> list[list[Any]]:
+def _plain(part: Any, tree: ScoredTree, request: Any) -> list[list[Any]]:
     """Returns tokens, parents and chances without the root; a network's own chances rather than the learned ones."""
-    drafted = getattr(request.drafter_state, "drafted", None)
-    own = drafted if isinstance(drafted, ScoredTree) else tree
+    own = request.drafter_states.get(getattr(part, "calibrated", None), tree)
     return [list(own.tokens[1:]), list(own.parents[1:]), [round(chance, 3) for chance in own.chances[1:]]]
 
 

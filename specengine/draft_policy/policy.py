@@ -35,7 +35,7 @@ class Source(Protocol):
 
     def ready(self, requests: Sequence[Any]) -> int: ...
 
-    def propose(self, requests: Sequence[Any], least_tokens: float) -> list[ScoredTree]: ...
+    def propose(self, requests: Sequence[Any], min_gain: float) -> list[ScoredTree]: ...
 
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int: ...
 
@@ -146,20 +146,19 @@ class DraftPolicy:
         self._rest = (0, 0, 0.0)  # batch size, its cycles to come in which nothing is asked, and their usual seconds
         self._cycles = 0
 
-    def draft(self, requests: Sequence[Any], views: Sequence[Sequence[Any]] | None = None) -> Draft:
-        """Returns the draft of a cycle. views: the requests as each source sees them; None: as they are."""
+    def draft(self, requests: Sequence[Any]) -> Draft:
+        """Returns the draft of a cycle."""
         draft, plain = self._begin(requests)
         whole, price = list[ScoredTree](), self._price(len(requests), draft.seconds)
         for number, source in enumerate(self.sources):
-            own = requests if views is None else views[number]
-            ready = 0 if plain else source.ready(own)
+            ready = 0 if plain else source.ready(requests)
             if plain or not self._pays(number, ready, draft, price):
-                source.skip(own)
+                source.skip(requests)
                 continue
             began, gain = self._clock(), self._gain(number, len(requests))
             row = draft.seconds.level(draft.nodes + ready, ready)
             # A level takes its part of the draft, and a row of every request.
-            more = source.propose(own, price * (gain.further + row))
+            more = source.propose(requests, price * (gain.further + row))
             pairs = zip(whole, more, strict=True) if whole else ()
             whole = [join_trees(one, other, pooled=True) for one, other in pairs] or more
             trees = cut_trees(whole, price, draft.seconds, self._most)

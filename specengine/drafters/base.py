@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Drafter(ABC):
     """Drafts a tree per request and cycle. Node 0 is the root: the last committed token.
 
-    A drafter keeps its memory of a request in `request.drafter_state`, so one drafter serves any batch. Everything that
-    only some drafters do is a capability of its own; see capabilities.py.
+    A drafter keeps its memory of a request in `request.drafter_states[self]`, so one drafter serves any batch.
+    Everything that only some drafters do is a capability of its own; see capabilities.py.
 
     name: as in `--drafter NAME`, with _ for -; the key of the class in DRAFTERS.  config_type: a frozen dataclass of
     the options.  takes_path: whether NAME:PATH is allowed.
@@ -78,9 +78,8 @@ class Drafter(ABC):
         read them. The token behind node i of a path is committed token i. By default nothing is learned.
         """
 
-    def release(self, request: DraftRequest) -> None:
-        """Gives back what the drafter holds of a request that is over.
+    def release(self, request: DraftRequest) -> None:  # noqa: B027 (most drafters hold nothing else)
+        """Gives back what the drafter holds of a request that is over; its drafter_states are cleared afterwards.
 
         Any thread may call it at any moment.
         """
-        request.drafter_state = None  # now: a request may wait long for the others of its call

@@ -14,8 +14,7 @@ from specengine.drafters.engine_views import DraftRequest
 class CalibratedTrees:
     """Calibrates the trees of one drafter, and keeps each request's last tree to learn from.
 
-    drafter: its name, for a warning. A request's drafter_state, where there is one, has a field
-    `drafted: ScoredTree | None`.
+    drafter: its name, for a warning.
     """
 
     def __init__(self, drafter: str) -> None:
@@ -34,22 +33,19 @@ class CalibratedTrees:
     def calibrate(self, requests: Sequence[DraftRequest], trees: Sequence[ScoredTree]) -> list[ScoredTree]:
         """Returns the trees with learned chances; keeps the drafter's own for learn()."""
         for request, tree in zip(requests, trees, strict=True):
-            if request.drafter_state is not None:
-                request.drafter_state.drafted = tree
+            request.drafter_states[self] = tree
         return [replace(tree, chances=self._calibration(tree.chances)) for tree in trees]
 
     def forget(self, requests: Sequence[DraftRequest]) -> None:
         """Drops the last draft of requests: this cycle drafts nothing for them."""
         for request in requests:
-            if request.drafter_state is not None:
-                request.drafter_state.drafted = None
+            request.drafter_states.pop(self, None)
 
     def learn(self, request: DraftRequest, committed: Sequence[int]) -> None:
         """Compares a request's last draft with its committed tokens: the accepted ones and the bonus token."""
-        state = request.drafter_state
-        if state is None or state.drafted is None:
+        tree: ScoredTree | None = request.drafter_states.pop(self, None)
+        if tree is None:
             return
-        tree: ScoredTree = state.drafted
         guessed = self._calibration.observe(tree, committed)
         if len(tree.tokens) > 1 and committed:
             self._watch.observe(guessed)

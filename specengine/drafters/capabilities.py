@@ -172,10 +172,10 @@ class ScoredDrafter(ABC):
     """Gives its nodes chances, by which `combine` merges its trees with those of other drafters."""
 
     @abstractmethod
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         """Returns a tree per request, with the learned chance of each node.
 
-        least_tokens: what one more level must be expected to add, the sum over the requests; 0: draft all levels.
+        min_gain: what one more level must be expected to add, the sum over the requests; 0: draft all levels.
         """
 
     def ready(self, requests: Sequence[DraftRequest]) -> int:

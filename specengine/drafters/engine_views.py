@@ -24,7 +24,7 @@ class DraftRequest(Protocol):
     adapter: of the target for this request; texts and pages of one adapter are not drafted from for another.
     pages: of the target's cache.  sharing: the requests it shares pages with, if any.
     drafter_reads: whether the drafter reads it; otherwise it keeps nothing of it beside the target's cache.
-    drafter_state: what the drafter remembers of the request; None until the drafter sets it.
+    drafter_states: what each drafter, and each part of one, remembers of the request, by the object that keeps it.
     sources: drafted and accepted nodes by source.  trace: of its cycles, where the request asks for one.
     """
 
@@ -37,7 +37,7 @@ class DraftRequest(Protocol):
     pages: list[int]
     sharing: Sharing | None
     drafter_reads: bool
-    drafter_state: Any
+    drafter_states: dict[Any, Any]
     accepted_last: int
     sources: dict[str, SourceStats]
     trace: list[CycleTrace]

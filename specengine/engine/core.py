@@ -135,6 +135,7 @@ class EngineCore:
         for request in requests:
             tokens = self._shareable(request)
             self.drafter.release(request)  # before the pages: their next owner may rely on the drafter's pages too
+            request.drafter_states.clear()  # a request may wait long for the others of its call
             self.cache.free(request.pages, tokens, request.sharing, request.drafter_reads)
             request.pages, request.cached = [], 0
 

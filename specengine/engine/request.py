@@ -48,7 +48,7 @@ class Request:
     limit: output tokens, at most: max_new_tokens, or as many as the context has room for.
     adapter: of the target for its rows; None: none.
     sharing: whose pages it may share.  drafter_reads: the drafter reads it, and keeps keys and values of it.
-    drafter_state: what the drafter remembers of it.  constraint: what its text must be, if anything.
+    drafter_states: what drafters remember of it, by drafter.  constraint: what its text must be, if anything.
     failure: why it ended with finish_reason `error`, where the cause is its own.
     accepted_last: drafted tokens that the last cycle accepted.
     index: its number among the requests of a call.  cached: tokens whose slots are final; 0 during a cycle.
@@ -64,7 +64,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     sharing: Sharing | None = None
     drafter_reads: bool = True
-    drafter_state: Any = None
+    drafter_states: dict[Any, Any] = field(default_factory=dict)
     constraint: Constraint | None = None
     finish_reason: str | None = None
     failure: GenerationFailed | None = None

@@ -50,11 +50,11 @@ class EagleWeights:
 class Thresholds(NamedTuple):
     """What of a tree is not worth its time; csrc/ops/draft_tree.h has the expectations.
 
-    level_tokens: that a further level must be expected to add, the sum over the requests.
+    min_gain: that a further level must be expected to add, the sum over the requests.
     reach: least probability of a node that is kept.
     """
 
-    level_tokens: float = 0.0
+    min_gain: float = 0.0
     reach: float = 0.0
 
 

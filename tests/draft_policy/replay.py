@@ -111,9 +111,9 @@ class Recorded:
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
         return max(tree.levels for tree in trees)
 
-    def propose(self, requests: Sequence[Request], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[Request], min_gain: float) -> list[ScoredTree]:
         trees = [request.draft(self.name) for request in requests]
-        levels = self.levels(trees, least_tokens)
+        levels = self.levels(trees, min_gain)
         first, further = self._machine.drafts[self.name]
         spent = first * (len(requests) if self.name == "suffix" else 1) + further * max(0, levels - 1)
         self._clock.seconds += spent * self._machine.slowness(self._clock.seconds)
@@ -124,14 +124,14 @@ class Recorded:
         own = self._calibration
         return [ScoredTree(t.tokens, t.parents, [1.0, *own(t.chances[1:])]) for t in trees]
 
-    def levels(self, trees: Sequence[ScoredTree], least_tokens: float) -> int:
+    def levels(self, trees: Sequence[ScoredTree], min_gain: float) -> int:
         """Returns the levels drafted: the next one is expected to be as likely as those above it."""
         deepest = max(tree.levels for tree in trees)
         if self.name == "suffix":
             return deepest
         depth, ends = 1, [_likeliest(tree, 0) for tree in trees]
         reached = [tree.chances[end] if end else 0.0 for tree, end in zip(trees, ends, strict=True)]
-        while depth < deepest and sum(chance ** (1 + 1 / depth) for chance in reached) >= least_tokens:
+        while depth < deepest and sum(chance ** (1 + 1 / depth) for chance in reached) >= min_gain:
             depth += 1
             ends = [_likeliest(tree, end) if end else 0 for tree, end in zip(trees, ends, strict=True)]
             chances = (tree.chances[end] if end else 0.0 for tree, end in zip(trees, ends, strict=True))

@@ -49,10 +49,10 @@ class FakeSource:
         self.world, self.chance, self.seconds, self.most = world, chance, (first, further), levels
         self.learned, self.asked, self.skipped, self.levels = [[0.0]], 0, 0, []
 
-    def propose(self, requests, least_tokens):
+    def propose(self, requests, min_gain):
         self.asked += 1
         levels = 1
-        while levels < self.most and len(requests) * self.chance ** (levels + 1) >= least_tokens:
+        while levels < self.most and len(requests) * self.chance ** (levels + 1) >= min_gain:
             levels += 1
         self.levels.append(levels)
         self.world.now += self.seconds[0] + self.seconds[1] * (levels - 1)
@@ -167,7 +167,7 @@ def test_levels_are_drafted_as_deep_as_they_pay():
 def test_a_node_is_kept_exactly_where_its_chance_exceeds_the_price_of_its_row(row, nodes):
     world = World()
     source = FakeSource(world, chance=0.6, levels=3)  # reached with 0.6, 0.36 and 0.216
-    source.propose = lambda requests, least_tokens: [source.tree(1, 3)]
+    source.propose = lambda requests, min_gain: [source.tree(1, 3)]
     costs = CycleCosts({1: 1.0, 1024: 1 + 1023 * row})  # a plain cycle brings one token in one second
     (tree,) = DraftPolicy([source], 15, costs=costs, clock=world.clock).draft(world.requests).trees
     assert len(tree.tokens) - 1 == nodes
@@ -292,11 +292,11 @@ def test_a_larger_batch_begins_with_what_a_smaller_one_taught():
 def test_what_two_sources_draft_is_joined_and_each_source_is_named():
     world = World()
     one, two = FakeSource(world, 0.9), FakeSource(world, 0.5)
-    one.propose = lambda requests, least_tokens: [ScoredTree([1, 2], [-1, 0], [1.0, 0.9])]
-    two.propose = lambda requests, least_tokens: [ScoredTree([1, 2, 3], [-1, 0, 0], [1.0, 0.3, 0.5])]
+    one.propose = lambda requests, min_gain: [ScoredTree([1, 2], [-1, 0], [1.0, 0.9])]
+    two.propose = lambda requests, min_gain: [ScoredTree([1, 2, 3], [-1, 0, 0], [1.0, 0.3, 0.5])]
     draft = policy_of(world, one, two).draft(world.requests)
     assert draft.trees == [DraftTree([1, 2, 3], [-1, 0, 0])] and [step.source for step in draft.steps] == [0, 1]
-    two.propose = lambda requests, least_tokens: [ScoredTree.root(1)]
+    two.propose = lambda requests, min_gain: [ScoredTree.root(1)]
     draft = policy_of(world, one, two).draft(world.requests)
     assert draft.trees == [DraftTree([1, 2], [-1, 0])]
 
@@ -320,8 +320,8 @@ class Reader(FakeSource):
     def ready(self, requests):
         return sum(request.read for request in requests)
 
-    def propose(self, requests, least_tokens):
-        trees = super().propose(requests, least_tokens)
+    def propose(self, requests, min_gain):
+        trees = super().propose(requests, min_gain)
         pairs = zip(requests, trees, strict=True)
         return [tree if request.read else ScoredTree.root(request.tokens[-1]) for request, tree in pairs]
 

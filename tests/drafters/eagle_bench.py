@@ -66,7 +66,7 @@ class Bench:
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
         self.drafter._tree_draft = None  # the passes are to be seen one by one
-        ready = [request for request in self.requests if self.drafter.pairs.state(request).pairs.count]
+        ready = [request for request in self.requests if self.drafter.pairs.pairs_of(request).count]
         grown, grow = [], self.drafter._candidates
         self.drafter._candidates = lambda *rest: grown.append(grow(*rest)) or grown[-1]
         self.drafter.grow(ready, 0.0)

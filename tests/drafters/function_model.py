@@ -71,7 +71,7 @@ def sequence_of(tokens, limit=10_000):
     """A request with the fields that drafters read; its drafts are never limited."""
     tokens, about = list(tokens), {"limit": limit, "draft_limit": 64, "params": SamplingParams()}
     about |= {"adapter": None, "sharing": None, "shareable_tokens": lambda filled: []}
-    return SimpleNamespace(tokens=tokens, prompt_length=len(tokens), drafter_state=None, **about)
+    return SimpleNamespace(tokens=tokens, prompt_length=len(tokens), drafter_states={}, **about)
 
 
 def paths_of(tree):

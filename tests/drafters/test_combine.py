@@ -69,7 +69,7 @@ def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
     drafter = load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target)
     request = sequence_of([5, 6, 5, 6])
     drafter.draft([request])
-    copies = weakref.ref(request.drafter_state.parts[0])
+    copies = weakref.ref(request.drafter_states[drafter.parts[0]])
     drafter.policy.observe([request], [[5]])
     assert copies() is not None
     gc.disable()
@@ -92,7 +92,7 @@ class Part:
     def __init__(self, tree, drafter=None, seconds=0.0):
         self.tree, self.drafter, self.seconds, self.asked, self.skipped = tree, drafter, seconds, 0, 0
 
-    def propose(self, requests, least_tokens):
+    def propose(self, requests, min_gain):
         self.asked += 1
         if self.drafter:
             pass_time(self.drafter, self.seconds)
@@ -152,7 +152,7 @@ class Fixed(Part, HiddenStateReader, CacheCompanion):
 
     max_nodes, spare_slots, page_bytes = 8, 8, 0
 
-    def propose(self, requests, least_tokens):
+    def propose(self, requests, min_gain):
         return [self.tree.rooted(request.tokens[-1], request.draft_limit) for request in requests]
 
     def attach(self, cache): ...

@@ -293,7 +293,7 @@ def test_no_tree_is_deeper_than_its_sequence_needs(options):
     trees, logits = drafter.draft_with_logits(requests, sampled=False)
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
     assert [s.draft_limit for s in requests] == [0, 2, 8] and depths == [0, 2, len(drafter.config.widths)]
-    assert logits.rows[0] == -1 and requests[0].drafter_state is None
+    assert logits.rows[0] == -1 and not requests[0].drafter_states
     trees, logits = drafter.draft_with_logits(requests[:1], sampled=True)
     assert trees == [DraftTree([9], [-1])] and logits.logits.shape == (0, 320)
 

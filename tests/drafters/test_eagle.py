@@ -136,17 +136,17 @@ def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
     sizes = []
     for _ in range(3):
         bench.commit([[1, 2], [3, 4]])
-        held = [bench.drafter.pairs.state(request).pairs._hidden_states for request in bench.requests]
+        held = [bench.drafter.pairs.pairs_of(request)._hidden_states for request in bench.requests]
         sizes.append({sum(part.untyped_storage().nbytes() // part[0].nbytes for part in own) for own in held})
     assert sizes == [{4}, {4}, {6}]  # rows: of a pass of both requests; of each request, copied when others came
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-@pytest.mark.parametrize("least, levels", [(0.0, 5), (4.1, 1)])
-def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, least, levels, beam):
+@pytest.mark.parametrize("min_gain, levels", [(0.0, 5), (4.1, 1)])
+def test_a_tree_ends_where_another_level_does_not_pay(tmp_path, min_gain, levels, beam):
     bench = Bench(spec_of(tmp_path), PROMPTS, f"top_k=2,levels=5,beam={beam},adaptive=false")
     children = 2 + (levels - 1) * 2 * beam
-    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:], least)} == {1 + children}
+    assert {len(tree.tokens) for tree in bench.drafter.grow(bench.requests[2:], min_gain)} == {1 + children}
 
 
 @pytest.mark.parametrize(("name", "count"), [("official", 40), ("two layers", 1), ("eagle 1", 32), ("official", None)])
@@ -259,7 +259,7 @@ def test_only_pairs_of_true_features_stay_cached(tmp_path):
             if drafts:
                 bench.drafter.draft(bench.requests)
         bench.drafter.draft(bench.requests)
-        pairs = bench.drafter.pairs.state(bench.requests[0]).pairs.first
+        pairs = bench.drafter.pairs.pairs_of(bench.requests[0]).first
         assert pairs == len(bench.requests[0].tokens) - 1
         (first, *_) = bench.requests[0].pages
         keys.append(bench.drafter.pairs.pool.k[:, first, :, :pairs].clone())

@@ -77,8 +77,8 @@ def test_every_draft_is_what_the_architecture_says_of_the_whole_text(tmp_path, m
         engine.drafter._native = None
     seen, grow = [], FastEagle.grow
 
-    def recorded(self, requests, least_tokens):
-        trees = grow(self, requests, least_tokens)
+    def recorded(self, requests, min_gain):
+        trees = grow(self, requests, min_gain)
         seen.extend((list(s.tokens), tree) for s, tree in zip(requests, trees, strict=True))
         return trees
 

@@ -140,8 +140,8 @@ def test_no_level_is_drafted_that_adds_too_little(model, tmp_path):
     drafter, depths = drafter_of(model, write(tmp_path, glide_state()), cape="false"), []
     propose = drafter.propose
 
-    def watched(requests, least_tokens):
-        depths.append([len(propose(requests, least)[0].tokens) - 1 for least in (0.0, 0.02, 1.01)])
+    def watched(requests, min_gain):
+        depths.append([len(propose(requests, gain)[0].tokens) - 1 for gain in (0.0, 0.02, 1.01)])
         return propose(requests, 0.0)
 
     drafter.propose = watched
@@ -224,8 +224,8 @@ def test_it_drafts_no_level_whose_rows_are_dear(model, tmp_path, row, deepest):
     drafter, depths = steady(Glide(Config(cape=False), str(tmp_path), model.target, costs=costs)), []
     propose = drafter.propose
 
-    def watched(requests, least_tokens):
-        trees = propose(requests, least_tokens)
+    def watched(requests, min_gain):
+        trees = propose(requests, min_gain)
         depths.append(trees[0].levels)
         return trees
 
@@ -314,7 +314,7 @@ def test_rows_that_are_not_passed_again_would_be_noticed(model, target_state, tm
     def keeps_the_root(self, requests):
         logits = first(self, requests)
         for request in requests:
-            request.drafter_state.cached = len(request.tokens)
+            request.drafter_states[self].cached = len(request.tokens)
         return logits
 
     monkeypatch.setattr(Glide, "_first_logits", keeps_the_root)

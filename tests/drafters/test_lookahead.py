@@ -33,7 +33,7 @@ def test_it_is_the_algorithm(window, ngram, guesses, prompt):
         assert paths_of(tree) == prefixes(tried)
         assert committed == expected
         assert pool_of(drafter.pool) == pool
-        assert request.drafter_state.window.levels == levels
+        assert request.drafter_states[drafter].window.levels == levels
         more += len(committed) - 1
     assert more > 20  # it was of use, so acceptance was compared too
 

@@ -60,9 +60,10 @@ def test_chances_are_those_of_a_dense_reading_whatever_is_accepted(layout, in_co
         drafter._native = None
     propose = Medusa.propose
 
-    def recorded(self, requests, least_tokens):
-        trees = propose(self, requests, least_tokens)
-        seen.extend((list(s.tokens), s.drafter_state.drafted) for s in requests if s.drafter_state)  # not calibrated
+    def recorded(self, requests, min_gain):
+        trees = propose(self, requests, min_gain)
+        own = self.calibrated  # keeps the heads' own chances
+        seen.extend((list(s.tokens), s.drafter_states[own]) for s in requests if self in s.drafter_states)
         return trees
 
     monkeypatch.setattr(Medusa, "propose", recorded)

@@ -56,7 +56,7 @@ def test_it_is_the_algorithm(drafter_of, length, window, ngram, suffixes, inspir
         assert paths_of(tree) == prefixes([sentence, *(sentence + list(phrase) for phrase in ends)])
         assert committed == expected
         assert pool_of(drafter.pool) == pool
-        assert request.drafter_state.window.levels == levels
+        assert request.drafter_states[drafter.small].window.levels == levels
         beyond += len(committed) > length + 1
     assert (beyond > 5) == (suffixes > 0)  # suffixes were accepted, so that was compared too
 

@@ -18,7 +18,7 @@ TARGET = SimpleNamespace(ops=native)  # all that a drafter with costs of its own
 
 
 def sequence_of(tokens, limit=100):
-    return SimpleNamespace(tokens=list(tokens), draft_limit=limit, drafter_state=None)
+    return SimpleNamespace(tokens=list(tokens), draft_limit=limit, drafter_states={})
 
 
 def drafter_of(costs=CHEAP, **options):

@@ -1,9 +1,8 @@
 import pytest
 
 from specengine import SamplingParams
-from specengine.drafters import load_drafter
 from specengine.engine.request import Request
-from tests.engines import tiny_model
+from tests.engines import tiny_engine
 
 SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,layers=1", "draft-model:self,layers=1")
 
@@ -11,9 +10,9 @@ SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,la
 @pytest.mark.parametrize("spec", [*SPECS, "combine:prompt_lookup+suffix"])
 def test_nothing_is_kept_of_a_sequence_that_is_over(spec):
     """A call of thousands of prompts holds them all to its end."""
-    drafter = load_drafter(spec, tiny_model().target)
+    core = tiny_engine(spec)._core
     request = Request([5, 9, 13, 5, 9], SamplingParams(), 0, 48, frozenset(), None)
-    drafter.draft([request])
-    assert request.drafter_state is not None
-    drafter.release(request)
-    assert request.drafter_state is None
+    core.drafter.draft([request])
+    assert request.drafter_states
+    core.release([request])
+    assert not request.drafter_states

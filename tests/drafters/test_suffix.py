@@ -23,7 +23,7 @@ TARGET = SimpleNamespace(ops=native, config=SimpleNamespace(vocab_size=100))
 
 def sequence_of(tokens, limit=100, prompt_length=1):
     told = {"draft_limit": limit, "prompt_length": prompt_length, "accepted_last": 0}
-    told |= {"adapter": None, "drafter_state": None, "sources": {}, "trace": []}
+    told |= {"adapter": None, "drafter_states": {}, "sources": {}, "trace": []}
     return SimpleNamespace(tokens=list(tokens), **told)
 
 

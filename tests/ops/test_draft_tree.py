@@ -65,8 +65,8 @@ def test_no_level_is_drafted_that_is_expected_to_add_too_few_tokens(tmp_path, be
         for factor in (1.001, 0.999):
             gain = factor * share
             expected = next((depth for depth, own in enumerate(shares, start=1) if own < gain), 3)
-            assert call(Thresholds(level_tokens=gain))[1] == expected
-    assert len({call(Thresholds(level_tokens=factor * min(shares)))[1] for factor in (0.5, 1.01)}) == 2
+            assert call(Thresholds(min_gain=gain))[1] == expected
+    assert len({call(Thresholds(min_gain=factor * min(shares)))[1] for factor in (0.5, 1.01)}) == 2
 
 
 def test_nodes_that_are_seldom_reached_are_left_out(call):

@@ -128,14 +128,14 @@ class BlockDrafter(ReadsPairs, Drafter):
     def projections(self) -> list[Projection]:
         return [*self.network.projections, *self.head.projections]
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         self._drafted_levels = 0
-        return super().propose(requests, least_tokens)
+        return super().propose(requests, min_gain)
 
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
         return self._drafted_levels
 
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], min_gain: float = 0.0) -> list[ScoredTree]:
         limits = [min(self.levels, request.draft_limit) for request in requests]
         levels = max(limits)
         tokens = [request.tokens[-1] for request in requests]
@@ -149,7 +149,7 @@ class BlockDrafter(ReadsPairs, Drafter):
             ]
         if not self._by_levels:
             return path_trees(self.config, draft, roots, limits, self.head.reads_path)
-        trees = grow_levels(draft, roots, levels, self._beam, least_tokens)
+        trees = grow_levels(draft, roots, levels, self._beam, min_gain)
         self._drafted_levels = len(trees.ends)
         return best_trees(trees, roots, limits, self.max_nodes)
 

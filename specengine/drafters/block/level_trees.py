@@ -17,12 +17,10 @@ from specengine.ops.select_nodes import SelectedTrees, select_nodes
 Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, parents, depths, scores
 
 
-def grow_levels(
-    draft: OpenDraft, roots: torch.Tensor, levels: int, beam: int, least_tokens: float = 0.0
-) -> DynamicTrees:
+def grow_levels(draft: OpenDraft, roots: torch.Tensor, levels: int, beam: int, min_gain: float = 0.0) -> DynamicTrees:
     """Returns the candidates of B trees of at most `levels` levels.
 
-    roots: int32 [B].  beam: nodes expanded per level.  least_tokens: as propose() takes it.
+    roots: int32 [B].  beam: nodes expanded per level.  min_gain: as propose() takes it.
     """
     batch = len(roots)
     owners = torch.arange(batch, device=roots.device)
@@ -30,7 +28,7 @@ def grow_levels(
     trees = DynamicTrees(children.tokens, children.scores, beam)
     above = torch.zeros_like(trees.beam)
     for level in range(1, levels):
-        if least_tokens and not _pays(trees, least_tokens):
+        if min_gain and not _pays(trees, min_gain):
             break
         width = trees.beam.shape[1]
         places = above[:, :width]
@@ -96,8 +94,8 @@ def best_trees(trees: DynamicTrees, roots: torch.Tensor, limits: Sequence[int], 
     return found
 
 
-def _pays(trees: DynamicTrees, least_tokens: float) -> bool:
+def _pays(trees: DynamicTrees, min_gain: float) -> bool:
     """Returns whether one more level is expected to add enough tokens: it is accepted as often as the ones before."""
     depth = len(trees.ends)
     reached = (min(1.0, sum(map(exp, row))) for row in trees.reached.tolist())
-    return sum(chance ** (1 + 1 / depth) for chance in reached) >= least_tokens
+    return sum(chance ** (1 + 1 / depth) for chance in reached) >= min_gain

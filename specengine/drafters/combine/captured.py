@@ -50,12 +50,11 @@ class CopiesBatch:
 class CapturedPair:
     """prompt_lookup and a network, which keeps the device state of both.
 
-    network: a Drafter that is a DeviceStateDrafter.  number: of the network among the parts. The chances of copies are
-    those that are known at the start.
+    network: a Drafter that is a DeviceStateDrafter. The chances of copies are those that are known at the start.
     """
 
-    def __init__(self, copies: PromptLookup, network: Any, number: int, device: torch.device) -> None:
-        self.network, self.number = network, number
+    def __init__(self, copies: PromptLookup, network: Any, device: torch.device) -> None:
+        self.network = network
         self._chances = torch.tensor(copies.acceptance.rates()[::2], device=device).log()  # of first branches
         self._ngrams = (copies.config.min_ngram, LONGEST_MATCH)
 
@@ -66,7 +65,7 @@ class CapturedPair:
         networks = [part for part in parts if isinstance(part, DeviceStateDrafter) and part.drafts_in_cycle]
         if len(parts) != 2 or not (len(copies) == len(networks) == 1):
             return None
-        return CapturedPair(copies[0], networks[0], parts.index(networks[0]), device)
+        return CapturedPair(copies[0], networks[0], device)
 
     def draft(self, batch: DraftBatch) -> TreeBatch:
         """Returns the likeliest nodes of both."""

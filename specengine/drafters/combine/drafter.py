@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
@@ -26,7 +27,6 @@ from specengine.drafters.capabilities import (
     gives_logits,
 )
 from specengine.drafters.combine.captured import CapturedPair
-from specengine.drafters.combine.part_view import PartView, State
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.source_stats import count_sources
@@ -56,6 +56,13 @@ class Config:
     def __post_init__(self) -> None:
         if self.nodes != 0:
             check_range("nodes", self.nodes, 2, MAX_NODES)
+
+
+class State(NamedTuple):
+    """The last draft of a request. sources: the trees that it was made of, with their parts' names."""
+
+    tree: DraftTree
+    sources: list[tuple[str, ScoredTree]]
 
 
 class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker, DeviceStateDrafter):
@@ -128,9 +135,8 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
                 part.attach(cache)
 
     def filled(self, request: DraftRequest) -> int:
-        views = [view for (view,) in self._views([request])]
-        companions = [pair for pair in zip(self.parts, views, strict=True) if isinstance(pair[0], CacheCompanion)]
-        return min([len(request.tokens), *(part.filled(view) for part, view in companions)])
+        companions = [part for part in self.parts if isinstance(part, CacheCompanion)]
+        return min([len(request.tokens), *(part.filled(request) for part in companions)])
 
     def reads(self, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether any part reads such a request; then all do, as one mark says that a page is filled."""
@@ -147,35 +153,34 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
                 part.check_tokenizer(tokenizer)
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        for number, (part, (view,)) in enumerate(zip(self.parts, self._views([request]), strict=True)):
+        for number, part in enumerate(self.parts):
             reads = request.drafter_reads or not isinstance(part, CacheCompanion)
             if reads and isinstance(part, PromptObserver):
                 with charged(self.policy, number, len(hidden_states)):
-                    part.observe_prompt(view, start, hidden_states)
+                    part.observe_prompt(request, start, hidden_states)
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
-        for part, views in zip(self.parts, self._views(requests), strict=True):
+        for part in self.parts:
             reads = isinstance(part, HiddenStateReader) and part.reads_hidden_states
-            part.observe(views, committed, hidden_states if reads else None)
+            part.observe(requests, committed, hidden_states if reads else None)
         for request, tokens in zip(requests, committed, strict=True):
-            state = request.drafter_state
+            state: State = request.drafter_states[self]
             count_sources(request, state.tree, state.sources, tokens)
         self.policy.observe(requests, committed)
 
     def release(self, request: DraftRequest) -> None:
-        for part, (view,) in zip(self.parts, self._views([request]), strict=True):
-            part.release(view)
-        request.drafter_state = None
+        for part in self.parts:
+            part.release(request)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         if not requests:
             return []
-        draft = self.policy.draft(requests, self._views(requests))
+        draft = self.policy.draft(requests)
         for i, request in enumerate(requests):
-            request.drafter_state.tree = draft.trees[i]
-            request.drafter_state.sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
+            sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
+            request.drafter_states[self] = State(draft.trees[i], sources)
         return draft.trees
 
     @property
@@ -186,10 +191,10 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
         return self._pair.network.new_device_state(slots)
 
     def load(self, state: Any, slot: int, request: DraftRequest) -> None:
-        self._pair.network.load(state, slot, self._view_of_network(request))
+        self._pair.network.load(state, slot, request)
 
     def unload(self, state: Any, slot: int, request: DraftRequest | None) -> None:
-        self._pair.network.unload(state, slot, request and self._view_of_network(request))
+        self._pair.network.unload(state, slot, request)
 
     def before_cycle(self, batch: DraftBatch) -> None:
         self._pair.network.before_cycle(batch)
@@ -204,20 +209,6 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
     def _pair(self) -> CapturedPair:
         assert self._captured is not None  # the engine asks drafts_in_cycle first
         return self._captured
-
-    def _view_of_network(self, request: DraftRequest) -> Any:
-        (view,) = self._views([request])[self._pair.number]
-        return view
-
-    def _views(self, requests: Sequence[DraftRequest]) -> list[list[Any]]:
-        """Returns every part's views of the requests.
-
-        The requests hold no view: with a cycle of references they would wait for the garbage collector.
-        """
-        for request in requests:
-            if request.drafter_state is None:
-                request.drafter_state = State([None] * len(self.parts))
-        return [[PartView(request, part) for request in requests] for part in range(len(self.parts))]
 
 
 def _not_adaptive(text: str, target: Transformer) -> str:

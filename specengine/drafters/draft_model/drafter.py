@@ -207,7 +207,6 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
         return model.logits(take_rows(hidden_states, picked))
 
     def _state(self, request: DraftRequest) -> State:
-        if request.drafter_state is None:
-            pages, cached = self.small.begin(request, self.max_nodes)
-            request.drafter_state = State(pages, cached)
-        return request.drafter_state
+        if self.small not in request.drafter_states:
+            request.drafter_states[self.small] = State(*self.small.begin(request, self.max_nodes))
+        return request.drafter_states[self.small]

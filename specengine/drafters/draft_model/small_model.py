@@ -104,8 +104,7 @@ class SmallModel:
 
     def release(self, request: DraftRequest) -> None:
         """Frees a request's pages."""
-        state, request.drafter_state = request.drafter_state, None
-        if state is not None:
+        if state := request.drafter_states.pop(self, None):
             self.cache.free(state.pages, request.shareable_tokens(state.cached), request.sharing)
 
     def replay(self, rows: TreeBatch, place: CacheBatch, lengths: Sequence[int]) -> None:
@@ -121,11 +120,6 @@ class SmallModel:
     def depth(self, request: DraftRequest) -> int:
         """Returns the levels worth drafting, as far as the model's own context goes."""
         return min(request.draft_limit, self.model.config.max_position - len(request.tokens) + 1)
-
-    @staticmethod
-    def reads_prompt(request: DraftRequest) -> bool:
-        """Returns whether the next draft has to read the request's prompt."""
-        return request.drafter_state is None or request.drafter_state.cached < request.prompt_length
 
     def catch_up(self, requests: Sequence[DraftRequest], states: Sequence[State], most: int) -> None:
         """Passes tokens of each request until at most `most` are left: a prompt is more than one pass should hold."""

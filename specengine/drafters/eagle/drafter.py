@@ -126,21 +126,21 @@ class Eagle(ReadsPairs, Drafter):
             self._tree_draft.fetch()
         super().observe(requests, committed, hidden_states)
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         self._levels = 0
-        return super().propose(requests, least_tokens)
+        return super().propose(requests, min_gain)
 
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
         return self._levels  # the likeliest nodes of all levels are kept
 
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], min_gain: float = 0.0) -> list[ScoredTree]:
         if self._tree_draft:
-            return self._grown(requests, self._tree_draft, least_tokens)
+            return self._grown(requests, self._tree_draft, min_gain)
         limits = [s.draft_limit for s in requests]
         read, place = self.pairs.take_all(requests)
         outputs = self._outputs(read, place)
         levels = min(self.config.levels, max(limits))
-        trees = self._candidates(outputs, Expanded(self._last_pairs(requests), self._own_bits), levels, least_tokens)
+        trees = self._candidates(outputs, Expanded(self._last_pairs(requests), self._own_bits), levels, min_gain)
         self._levels = len(trees.ends)
         roots = torch.tensor([[s.tokens[-1]] for s in requests], dtype=torch.int32, device=self._device)
         tokens, parents, depths, scores = self._rooted(trees, roots)
@@ -200,7 +200,7 @@ class Eagle(ReadsPairs, Drafter):
         """Returns the place of each request's last pair, which was taken."""
         return self.pairs.place(requests, [own.first - 1 for own in self.pairs.of(requests)])
 
-    def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft, least_tokens: float) -> list[ScoredTree]:
+    def _grown(self, requests: Sequence[DraftRequest], draft: TreeDraft, min_gain: float) -> list[ScoredTree]:
         """Returns the trees by one call of the core."""
         self._drafted = True
         unread = self.pairs.take_unread(requests)
@@ -214,11 +214,11 @@ class Eagle(ReadsPairs, Drafter):
             self.network.cos_sin,
             limits,
             min(self.config.levels, max(limits)),
-            Thresholds(least_tokens, RARE if least_tokens else 0.0),
+            Thresholds(min_gain, RARE if min_gain else 0.0),
         )
         return trees
 
-    def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int, least_tokens: float) -> DynamicTrees:
+    def _candidates(self, outputs: Outputs, expanded: Expanded, levels: int, min_gain: float) -> DynamicTrees:
         """Returns all candidates of at most so many levels, from the outputs of the last true pairs on."""
         trees = DynamicTrees(*self._children(outputs), self.config.width)
         hidden_states, above = outputs.fed[:, None], torch.zeros_like(trees.beam)
@@ -227,10 +227,10 @@ class Eagle(ReadsPairs, Drafter):
                 beam, places = self._static.beams[level]
                 trees.beam = beam.expand(len(trees.beam), -1)
                 above = places.expand(len(above), -1)
-            elif least_tokens:
+            elif min_gain:
                 depth = len(trees.ends)
                 reached = (min(1.0, sum(map(exp, row))) for row in trees.reached.tolist())
-                if sum(chance ** (1 + 1 / depth) for chance in reached) < least_tokens:
+                if sum(chance ** (1 + 1 / depth) for chance in reached) < min_gain:
                     break
             above = above[:, : trees.beam.shape[1]]
             first_node = expanded.count  # before the level is added

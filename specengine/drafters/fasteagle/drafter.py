@@ -104,7 +104,7 @@ class FastEagle(ReadsPairs, Drafter):
     def max_nodes(self) -> int:
         return 1 + self.config.top_k * self.levels
 
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], min_gain: float = 0.0) -> list[ScoredTree]:
         if self._native:
             return self._backbones(requests, self._native)
         read, place = self.pairs.take_all(requests)

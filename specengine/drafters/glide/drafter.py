@@ -52,13 +52,9 @@ from specengine.utils.spec_string import check_range
 
 @dataclass
 class State:
-    """What the drafter remembers of one request.
-
-    cached: its first tokens whose rows in the drafter's cache are final.  drafted: the last draft, before it was cut.
-    """
+    """What the drafter remembers of one request. cached: its first tokens whose rows in its cache are final."""
 
     cached: int = 0
-    drafted: ScoredTree | None = None
 
 
 class Glide(
@@ -121,7 +117,8 @@ class Glide(
             self.network.ensure_positions(self._max_position + self.config.length)
 
     def filled(self, request: DraftRequest) -> int:
-        return request.drafter_state.cached if request.drafter_state else 0
+        state = request.drafter_states.get(self)
+        return state.cached if state else 0
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads the chunk at once, so that the next prompt that begins alike finds it cached."""
@@ -146,11 +143,11 @@ class Glide(
             self.calibrated.learn(request, tokens)
         self.policy.observe(requests, committed)
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         if able := [i for i, request in enumerate(requests) if self._drafts_for(request)]:
             drafted = [requests[i] for i in able]
-            for i, tree in zip(able, self._grown(drafted, least_tokens), strict=True):
+            for i, tree in zip(able, self._grown(drafted, min_gain), strict=True):
                 trees[i] = tree
         return self.calibrated.calibrate(requests, trees)
 
@@ -180,7 +177,7 @@ class Glide(
         tokens = [[tree.tokens[node] for node in tree.open] for tree in growing]
         return self.network.logits(self._rows(requests, tokens, starts))
 
-    def _grown(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def _grown(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         """Returns every request's tree, with the drafter's own chances. Every request has at least two tokens."""
         if self._native is None:
             return scored_trees(self._expand(self._backbone(requests)), requests, self.network.target_ids)
@@ -189,9 +186,9 @@ class Glide(
         levels = min(self.config.length, max(s.draft_limit for s in requests))
         verified = [len(request.tokens) - 1 for request in requests]
         network = self.network
-        tokens, scores = self._native(runs, place, network.pool, network.cache, verified, levels, least_tokens)
+        tokens, scores = self._native(runs, place, network.pool, network.cache, verified, levels, min_gain)
         for request, count in zip(requests, verified, strict=True):
-            request.drafter_state.cached = count  # the root is passed again once the target has cached its keys
+            request.drafter_states[self].cached = count  # the root is passed again once the target has cached its keys
         return [
             backbone(s.tokens[-1], *self._cut(own, log_probs), s.draft_limit)
             for s, own, log_probs in zip(requests, tokens, scores, strict=True)
@@ -229,14 +226,14 @@ class Glide(
         logits = self.network.logits(self._rows(requests, runs, starts))
         for request in requests:
             # The root is passed again once the target has cached its keys.
-            request.drafter_state.cached = len(request.tokens) - 1
+            request.drafter_states[self].cached = len(request.tokens) - 1
         return logits
 
     def _unread(self, requests: Sequence[DraftRequest]) -> tuple[list[list[int]], list[int]]:
         """Returns the tokens of every request that are not cached, few enough for one pass, and where they begin."""
         for request in requests:
             self._catch_up(request, max(self._most, self._prefill_rows // len(requests)))
-        starts = [request.drafter_state.cached for request in requests]
+        starts = [request.drafter_states[self].cached for request in requests]
         return [request.tokens[start:] for request, start in zip(requests, starts, strict=True)], starts
 
     def _catch_up(self, request: DraftRequest, most: int) -> None:
@@ -248,11 +245,11 @@ class Glide(
             state.cached += len(run)
 
     def _state(self, request: DraftRequest, cached: int = 0) -> State:
-        if request.drafter_state is None:
-            request.drafter_state = State(cached)
+        if self not in request.drafter_states:
+            request.drafter_states[self] = State(cached)
             if not self.network.cache.fixed:
                 self.network.ensure_positions(request.prompt_length + request.limit + self.config.length)
-        return request.drafter_state
+        return request.drafter_states[self]
 
     def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> PassRows:
         place = self.network.cache.batch([request.pages for request in requests], starts)

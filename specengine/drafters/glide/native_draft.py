@@ -67,13 +67,13 @@ class GlideDraft:
         cache: PagePool,
         verified: Sequence[int],
         levels: int,
-        least_tokens: float = 0.0,
+        min_gain: float = 0.0,
     ) -> Children:
         """Returns the likeliest tokens of every request's levels, the target's ids, and their log-probabilities.
 
         runs: of each request the tokens that the drafter's cache lacks, the root last.  place: the tokens before them.
         pool: the drafter's cache.  cache: the target's.  verified: tokens in it, of each request.
-        levels: at most.  least_tokens: drafting stops before a level that is expected to add fewer, the sum over the
+        levels: at most.  min_gain: drafting stops before a level that is expected to add fewer, the sum over the
         requests. Raises ValueError for tokens without a page or a position, and for no distribution.
         """
         tokens, row_start = chain_rows(runs)
@@ -83,6 +83,6 @@ class GlideDraft:
         lengths = torch.tensor(verified, dtype=torch.int32)
         target = _C.KVCacheView(cache.k, cache.v, place.block_table, lengths, row_start, 0)
         tables = (*self._rope.cos_sin, *self._target_rope.cos_sin)
-        _C.draft_glide(self._network, tokens, own, target, *tables, least_tokens, children, scores, count)
+        _C.draft_glide(self._network, tokens, own, target, *tables, min_gain, children, scores, count)
         reached = int(count[0])
         return [b[:reached] for b in children.tolist()], [b[:reached] for b in scores.tolist()]

@@ -12,7 +12,7 @@ from specengine.cache.page_pool import page_bytes
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
-from specengine.drafters.hidden_states.pairs import PairRows, Pairs, PairState, UnreadPairs
+from specengine.drafters.hidden_states.pairs import PairRows, Pairs, UnreadPairs
 from specengine.drafters.one_engine import OneEngine
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
@@ -71,23 +71,22 @@ class PairReader:
 
     def filled(self, request: DraftRequest) -> int:
         """Returns how many of a request's first slots hold their final keys and values."""
-        return request.drafter_state.pairs.first if request.drafter_state else 0
+        pairs = request.drafter_states.get(self)
+        return pairs.first if pairs else 0
 
-    def state(self, request: DraftRequest) -> PairState:
-        """Returns what is remembered of a request; begins it where there is nothing yet."""
-        if request.drafter_state is None:
-            request.drafter_state = PairState()
-        return request.drafter_state
+    def pairs_of(self, request: DraftRequest, start: int = 0) -> Pairs:
+        """Returns the unread pairs of a request; where there is nothing yet, they begin at pair `start`."""
+        if self not in request.drafter_states:
+            request.drafter_states[self] = Pairs(start)
+        return request.drafter_states[self]
 
     def of(self, requests: Sequence[DraftRequest]) -> list[Pairs]:
         """Returns every request's unread pairs."""
-        return [self.state(request).pairs for request in requests]
+        return [self.pairs_of(request) for request in requests]
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads a chunk of a prompt from position `start` on; of the last chunk one pair waits for the draft."""
-        if request.drafter_state is None:
-            request.drafter_state = PairState(Pairs(start))
-        pairs = request.drafter_state.pairs
+        pairs = self.pairs_of(request, start)
         pairs.add(self.network.pick(hidden_states).float())
         if pairs.first + pairs.count < len(request.tokens) - 1:
             # the pages of this chunk are then filled to their end, so that they can be shared at once
@@ -109,19 +108,19 @@ class PairReader:
         for request, tokens in zip(requests, committed, strict=True):
             end = first + len(tokens)
             if request.drafter_reads and self._keeps_passes:
-                self.state(request).pairs.add_rows(picked, rows[first:end])
+                self.pairs_of(request).add_rows(picked, rows[first:end])
             elif request.drafter_reads:
-                self.state(request).pairs.add(take_rows(picked, rows[first:end]))
+                self.pairs_of(request).add(take_rows(picked, rows[first:end]))
             first = end
 
     def begin_draft(self, requests: Sequence[DraftRequest]) -> list[int]:
         """Begins a draft; returns the indices of the requests that can be drafted for."""
         # A prompt of one token has no pair yet.
-        return [i for i, s in enumerate(requests) if self.state(s).pairs.count and s.draft_limit > 0]
+        return [i for i, s in enumerate(requests) if self.pairs_of(s).count and s.draft_limit > 0]
 
     def skip_draft(self, requests: Sequence[DraftRequest]) -> None:
         """Reads pairs where many wait: the next draft reads all unread pairs, and should not become a long one."""
-        if late := [request for request in requests if self.state(request).pairs.count > MOST_WAITING]:
+        if late := [request for request in requests if self.pairs_of(request).count > MOST_WAITING]:
             self.cache_all_but_last(late)
 
     def take(self, requests: Sequence[DraftRequest], counts: Sequence[int]) -> tuple[PairRows, CacheBatch]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.row_tools import stack_rows, take_rows
@@ -63,17 +62,6 @@ class Pairs:
         """Copies rows, so that the rest of their tensor is freed."""
         if self._rows is not None:
             self._hidden_states, self._rows = [take_rows(self._hidden_states[0], self._rows)], None
-
-
-@dataclass
-class PairState:
-    """What a drafter that reads pairs remembers of one request.
-
-    drafted: the last draft, before it was cut.
-    """
-
-    pairs: Pairs = field(default_factory=Pairs)
-    drafted: ScoredTree | None = None
 
 
 class UnreadPairs(NamedTuple):

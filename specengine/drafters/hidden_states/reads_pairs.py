@@ -34,8 +34,8 @@ class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDi
     policy: DraftPolicy
 
     @abstractmethod
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
-        """Returns the tree of every request, with the drafter's own chances; least_tokens: as propose() takes it.
+    def grow(self, requests: Sequence[DraftRequest], min_gain: float = 0.0) -> list[ScoredTree]:
+        """Returns the tree of every request, with the drafter's own chances; min_gain: as propose() takes it.
 
         Every request has at least one unread pair, and room for a drafted token.
         """
@@ -43,10 +43,10 @@ class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDi
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return self.policy.draft(requests).trees if requests else []
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         if ready := self.pairs.begin_draft(requests):
-            for i, tree in zip(ready, self.grow([requests[i] for i in ready], least_tokens), strict=True):
+            for i, tree in zip(ready, self.grow([requests[i] for i in ready], min_gain), strict=True):
                 trees[i] = tree
         return self.calibrated.calibrate(requests, trees)
 
@@ -103,11 +103,11 @@ class ReadsPairs(ReadsPairsOnHost, DeviceStateDrafter):
         return self.pairs.new_device_state(slots)
 
     def load(self, state: DevicePairs, slot: int, request: DraftRequest) -> None:
-        state.load(slot, self.pairs.state(request).pairs)
+        state.load(slot, self.pairs.pairs_of(request))
 
     def unload(self, state: DevicePairs, slot: int, request: DraftRequest | None) -> None:
         if request:
-            state.unload(slot, self.pairs.state(request).pairs)
+            state.unload(slot, self.pairs.pairs_of(request))
         state.clear(slot)
 
     def before_cycle(self, batch: DraftBatch) -> None:

@@ -90,7 +90,7 @@ class Lookahead(Drafter, ChoiceReader):
         choices: Sequence[Sequence[int]],
     ) -> None:
         for request, tokens, own in zip(requests, committed, choices, strict=True):
-            state: State | None = request.drafter_state
+            state: State | None = request.drafter_states.get(self)
             # A captured cycle may have cut the tree, so that nodes of the column have no choice.
             if state is not None and state.column and max(state.column) < len(own):
                 root = request.tokens[-len(tokens) - 1]
@@ -101,23 +101,23 @@ class Lookahead(Drafter, ChoiceReader):
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         for request in requests if self.config.prompt else ():
-            if request.drafter_state is not None:
-                request.drafter_state.pool_text(request.tokens, self.config.ngram)
+            if state := request.drafter_states.get(self):
+                state.pool_text(request.tokens, self.config.ngram)
         self.policy.observe(requests, committed)
 
     def _trees(self, requests: Sequence[DraftRequest], drafts: bool) -> list[DraftTree]:
         for request in requests:
-            if request.drafter_state is not None:
-                request.drafter_state.column = []
+            if state := request.drafter_states.get(self):
+                state.column = []
         if not drafts:
             return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         return [self._tree(request) for request in requests]
 
     def _tree(self, request: DraftRequest) -> DraftTree:
         tokens, limit = request.tokens, request.draft_limit
-        if request.drafter_state is None:
-            request.drafter_state = self._begin(request)
-        state: State = request.drafter_state
+        if self not in request.drafter_states:
+            request.drafter_states[self] = self._begin(request)
+        state: State = request.drafter_states[self]
         paths = MergedPaths(tokens[-1])
         phrases = state.pool.newest(tokens[-1], self.config.guesses)
         paths.add_phrases(0, [phrase[:limit] for phrase in phrases])

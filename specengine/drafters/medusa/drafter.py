@@ -75,11 +75,9 @@ class State:
     """What the drafter remembers of one request.
 
     row: float32 [1, hidden], the target's last hidden state before the root.
-    drafted: the tree from that row, before it was cut.
     """
 
     row: torch.Tensor
-    drafted: ScoredTree | None = None
 
 
 @dataclass
@@ -144,7 +142,7 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         return self.policy.draft(requests).trees if requests else []
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        request.drafter_state = State(hidden_states.last[-1:].clone())
+        request.drafter_states[self] = State(hidden_states.last[-1:].clone())
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
@@ -155,14 +153,14 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         parts = [rows] if len(requests) == 1 else rows.split(1)
         for request, tokens, row in zip(requests, committed, parts, strict=True):
             self.calibrated.learn(request, tokens)
-            request.drafter_state = State(row)
+            request.drafter_states[self] = State(row)
         self.policy.observe(requests, committed)
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
-        known = [i for i, request in enumerate(requests) if request.drafter_state and request.draft_limit > 0]
+        known = [i for i, request in enumerate(requests) if self in request.drafter_states and request.draft_limit > 0]
         if known:
-            rows = stack_rows([requests[i].drafter_state.row for i in known])
+            rows = stack_rows([requests[i].drafter_states[self].row for i in known])
             levels = min(self.candidates.levels, max(requests[i].draft_limit for i in known))
             for i, tokens, scores in zip(known, *self._children(rows, levels), strict=True):
                 trees[i] = self.candidates.tree(requests[i].tokens[-1], tokens, scores, requests[i].draft_limit)
@@ -173,10 +171,10 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         return all(len(children) <= 1 for children in self.shape.children)
 
     def levels_for(self, request: DraftRequest) -> int:
-        return request.draft_limit if request.drafter_state else 0
+        return request.draft_limit if self in request.drafter_states else 0
 
     def begin_levels(self, trees: Sequence[Growth]) -> LevelLogits:
-        rows = stack_rows([tree.request.drafter_state.row for tree in trees])
+        rows = stack_rows([tree.request.drafter_states[self].row for tree in trees])
         logits = self.logits(rows, min(self.candidates.levels, max(tree.depth for tree in trees)))
         slots = [tree.slot for tree in trees]
 
@@ -201,13 +199,13 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
         return len(self.heads)
 
     def load(self, state: DeviceState, slot: int, request: DraftRequest) -> None:
-        if request.drafter_state:
-            state.rows[slot] = request.drafter_state.row[0]
+        if self in request.drafter_states:
+            state.rows[slot] = request.drafter_states[self].row[0]
             state.known[slot] = 1
 
     def unload(self, state: DeviceState, slot: int, request: DraftRequest | None) -> None:
-        if request:
-            request.drafter_state = State(state.rows[slot : slot + 1].clone()) if state.known[slot] else None
+        if request and state.known[slot]:
+            request.drafter_states[self] = State(state.rows[slot : slot + 1].clone())
         state.known[slot] = 0
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:

@@ -104,8 +104,8 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
         choices: Sequence[Sequence[int]],
     ) -> None:
         for request, tokens, own in zip(requests, committed, choices, strict=True):
-            if request.drafter_state is not None:
-                self._learn(request.drafter_state, tokens, own)
+            if state := request.drafter_states.get(self.small):
+                self._learn(state, tokens, own)
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
@@ -118,9 +118,8 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     def _trees(self, requests: Sequence[DraftRequest], noise: bool, drafts: bool) -> list[DraftTree]:
         """Drafts all trees. noise: draw sentences as `match` would; otherwise they are the likeliest tokens."""
         for request in requests:
-            if request.drafter_state is not None:
-                request.drafter_state.sentence = []
-                request.drafter_state.suffixes = []
+            if state := request.drafter_states.get(self.small):
+                state.sentence, state.suffixes = [], []
         if not drafts:
             return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         states = [self._state(request) for request in requests]
@@ -128,12 +127,12 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
         return [self._tree(request, state) for request, state in zip(requests, states, strict=True)]
 
     def _state(self, request: DraftRequest) -> RequestState:
-        if request.drafter_state is None:
+        if self.small not in request.drafter_states:
             window = JacobiWindow(self._window, self._ngram, request.tokens)
             pages, cached = self.small.begin(request, self.spare_slots)
             pool = self._phrases.pool_for(request)
-            request.drafter_state = RequestState(pages, cached, window=window, pool=pool)
-        return request.drafter_state
+            request.drafter_states[self.small] = RequestState(pages, cached, window=window, pool=pool)
+        return request.drafter_states[self.small]
 
     def _draft_sentences(self, requests: Sequence[DraftRequest], states: list[RequestState], noise: bool) -> None:
         """Drafts a sentence for every request, of as many tokens as are worth drafting."""

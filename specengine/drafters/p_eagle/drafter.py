@@ -85,7 +85,7 @@ class PEagle(ReadsPairsOnHost, Drafter):
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
         return 1  # one pass, however many levels it drafts
 
-    def grow(self, requests: Sequence[DraftRequest], least_tokens: float = 0.0) -> list[ScoredTree]:
+    def grow(self, requests: Sequence[DraftRequest], min_gain: float = 0.0) -> list[ScoredTree]:
         levels = min(self.config.length, max(request.draft_limit for request in requests))
         return self._trees(requests, self._logits(requests, levels))
 

@@ -153,7 +153,7 @@ class Pard(
             self.calibrated.learn(request, tokens)
         self.policy.observe(requests, committed)
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         if able := [i for i, s in enumerate(requests) if s.draft_limit > 0 and self._rows.can_draft(s)]:
             drafted = [requests[i] for i in able]

@@ -14,7 +14,6 @@ import torch
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import PagePool, page_bytes
-from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.hidden_states.pairs import Pairs
@@ -34,12 +33,10 @@ class RowState:
     """What is remembered of one request.
 
     cached: rows whose keys and values are final.  features: of the rows behind them, as far as they are known.
-    drafted: the last draft, before it was cut.
     """
 
     cached: int = 0
     features: Pairs = field(default_factory=Pairs)
-    drafted: ScoredTree | None = None
 
 
 class PageFeatures:
@@ -105,7 +102,8 @@ class RowReader:
 
     def filled(self, request: DraftRequest) -> int:
         """Returns how many of a request's first slots hold their final keys and values."""
-        return request.drafter_state.cached if request.drafter_state else 0
+        state = request.drafter_states.get(self)
+        return state.cached if state else 0
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads a chunk of a prompt from position `start` on; the row behind the chunk waits."""
@@ -173,20 +171,20 @@ class RowReader:
 
     def _state(self, request: DraftRequest, start: int = 0) -> RowState:
         """Returns what is remembered of a request; begins it with the first `start` rows cached."""
-        if request.drafter_state is None:
-            state = request.drafter_state = RowState(start, Pairs(start))
+        if self not in request.drafter_states:
+            state = request.drafter_states[self] = RowState(start, Pairs(start))
             if self._pages:  # the first row behind those
                 before = request.pages[start // PAGE_SIZE - 1]
                 state.features.add(
                     self._pages.of(before) if start else torch.zeros(1, self._hidden, device=self._device)
                 )
-        return request.drafter_state
+        return request.drafter_states[self]
 
     def _add(self, request: DraftRequest, first: int, features: torch.Tensor) -> None:
         """Adds the features of positions from `first` on, for the rows behind them."""
         assert self._pages is not None
         self._pages.keep(request.pages, first, features)
-        request.drafter_state.features.add(features)
+        request.drafter_states[self].features.add(features)
 
     def _read_up_to(self, request: DraftRequest, end: int) -> None:
         """Caches the rows before `end` that are not cached."""

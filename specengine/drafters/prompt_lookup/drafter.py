@@ -96,14 +96,14 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return self.policy.draft(requests).trees if requests else []
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
-        least = UNLIKELY if least_tokens else 0.0
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
+        least = UNLIKELY if min_gain else 0.0
         return [self._grown(request, least) for request in requests]
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
-            if request.drafter_state:
-                request.drafter_state.index.skip()
+            if state := request.drafter_states.get(self):
+                state.index.skip()
 
     @property
     def learned(self) -> list[list[float]]:
@@ -118,7 +118,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     ) -> None:
         self.policy.observe(requests, committed)
         for request, tokens in zip(requests, committed, strict=True):
-            state: State | None = request.drafter_state
+            state: State | None = request.drafter_states.get(self)
             if state is None:  # nothing was ever drafted for it
                 continue
             for kind, accepted in state.index.judge(tokens):
@@ -127,10 +127,10 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     def _grown(self, request: DraftRequest, least: float) -> ScoredTree:
         """Returns the largest tree of a request, best node first."""
         config, tokens = self.config, request.tokens
-        if request.drafter_state is None:
+        if self not in request.drafter_states:
             acceptance = Acceptance(self.acceptance, weight=8, memory=50)
-            request.drafter_state = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
-        state: State = request.drafter_state
+            request.drafter_states[self] = State(NgramIndex(config.min_ngram, config.max_ngram), acceptance)
+        state: State = request.drafter_states[self]
         state.index.append(tokens[len(state.index) :])
         rates = state.acceptance.rates()
         deepest = min(config.length, request.draft_limit)

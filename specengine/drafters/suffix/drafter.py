@@ -104,27 +104,27 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         if tokenizer is not None and self._path is not None:
             check_corpus_tokenizer(self._path, tokenizer)
 
-    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
-        least = UNLIKELY if least_tokens else 0.0
+    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
+        least = UNLIKELY if min_gain else 0.0
         return [self._grown(request, least) for request in requests]
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = self.policy.draft(requests).trees if requests else []
         for request, tree in zip(requests, trees, strict=True):
-            if request.drafter_state is not None:
-                request.drafter_state.tree = tree
+            if state := request.drafter_states.get(self):
+                state.tree = tree
         return trees
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
-            if state := request.drafter_state:
+            if state := request.drafter_states.get(self):
                 state.drafts = None
 
     def observe(
         self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         for request, tokens in zip(requests, committed, strict=True):
-            state: State | None = request.drafter_state
+            state: State | None = request.drafter_states.get(self)
             if state is None or state.drafts is None:  # nothing was drafted for it
                 continue
             tree = state.tree
@@ -145,14 +145,13 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         earlier = self.earlier(request.adapter)
         if earlier is not None and len(request.tokens) > request.prompt_length:
             earlier.add(request.tokens[max(0, request.prompt_length - MATCHED) :])
-        super().release(request)
 
     def _grown(self, request: DraftRequest, least: float) -> ScoredTree:
         """Returns the largest tree of a request."""
         tokens = request.tokens
-        if request.drafter_state is None:
-            request.drafter_state = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
-        state: State = request.drafter_state
+        if self not in request.drafter_states:
+            request.drafter_states[self] = State([Acceptance(rates, weight=8, memory=50) for rates in self.rates])
+        state: State = request.drafter_states[self]
         state.text.append(tokens[len(state.text) :])
         texts: list[tuple[int, SuffixAutomaton | TextCorpus]] = [(OWN, state.text)]
         if self.corpus is not None:

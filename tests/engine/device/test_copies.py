@@ -113,7 +113,7 @@ def test_a_copy_is_drafted_without_the_network_and_follows_no_shorter_match_than
     network = SimpleNamespace(draft_on_device=lambda shown: shown.selected(*columns, one * 0, 2))
     rates = SimpleNamespace(rates=lambda: PRIOR)
     copies = SimpleNamespace(acceptance=rates, config=Config(min_ngram=least))
-    tokens, *_, known, _ = CapturedPair(copies, network, 1, cuda_backend.device).draft(batch)
+    tokens, *_, known, _ = CapturedPair(copies, network, cuda_backend.device).draft(batch)
     assert tokens.tolist() == [[7, *copied]] and known.tolist() == [copied[0] > 0]
 
 
