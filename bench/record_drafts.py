@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from specengine import Engine, SamplingParams
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.combine.drafter import Combine, Config, State
+from specengine.drafters.combine.drafter import Combine, Config
 from specengine.tensor_parallel.loading import load_model
 
 PARTS = "eagle3;levels=5;top_k=3;beam=1;nodes=16;adaptive=false+suffix"
@@ -30,12 +31,9 @@ class Recorder(Combine):
 
     drafts: list[list[Any]]
 
-    def draft(self, requests: Sequence[Any]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[Any]) -> Draft:
         self.drafts.append([_plain(part, part.propose(requests, 1e-9)[0], requests[0]) for part in self.parts])
-        roots = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
-        for request, root in zip(requests, roots, strict=True):
-            request.drafter_states[self] = State(root, [])
-        return roots
+        return Draft(requests, [DraftTree(request.tokens[-1:], [-1]) for request in requests])
 
 
 def _plain(part: Any, tree: ScoredTree, request: Any) -> list[list[Any]]:

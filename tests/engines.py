@@ -7,6 +7,7 @@ import functools
 import random
 
 from specengine import Engine, SamplingParams
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.tensor_parallel.loading import LoadedModel, load_model
@@ -45,8 +46,8 @@ class Oracle(Drafter):
     def max_nodes(self) -> int:
         return self.nodes
 
-    def draft(self, requests) -> list[DraftTree]:
-        return [self._draft_one(request) for request in requests]
+    def draft(self, requests) -> Draft:
+        return Draft(requests, [self._draft_one(request) for request in requests])
 
     def _draft_one(self, request) -> DraftTree:
         answer = next(a for a in self.answers if a[: len(request.tokens)] == request.tokens)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from specengine.draft_policy.cost_model import UNKNOWN, USUAL, Curve, CycleCosts, followed
+from specengine.draft_policy.cost_model import USUAL, Curve, CycleCosts, followed
+from specengine.draft_policy.draft import Draft, Step
 from specengine.draft_trees.cut import cut_trees, expected_tokens
 from specengine.draft_trees.join import join_trees
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -23,7 +24,6 @@ PLAIN = 100  # one cycle of this many is plain: the price of all others is measu
 EXPLORED = 0.01  # of the time, at most, is lost to drafts that are expected not to pay
 FIRST, MEMORY = 4, 32  # drafts before a source's mean gain counts, and drafts that the mean remembers
 TOGETHER = 0.9  # of its tokens, what a draft for a batch is worth: its requests do not end together
-ENGINES = 8  # whose cycles may be under way at once
 CYCLES = 16  # that the price remembers; and those in a row in which nothing is asked, where nothing pays
 
 
@@ -78,45 +78,6 @@ class Gain:
         self.further = max(0.0, self.further + change * more / (1 + more * more))
 
 
-class Step(NamedTuple):
-    """What a source did in a cycle.
-
-    ready: requests that it drafted for.  drafted: its own trees.  trees: of all sources so far, cut.
-    expected: tokens of the trees by their chances; None: what is accepted counts.
-    """
-
-    source: int
-    ready: int
-    drafted: list[ScoredTree]
-    levels: int
-    trees: list[DraftTree]
-    seconds: float
-    expected: float | None = None
-
-
-@dataclass
-class Draft:
-    """The draft of a cycle. trees: cut to the nodes that pay.  nodes: of all trees, roots excluded.
-
-    prefix: tokens in the cache, the mean of the requests.  seconds: of the cycle without its drafting, by its nodes.
-    experts: that each layer read for it, in the mean; None: without counts.
-    """
-
-    requests: Sequence[Any]
-    began: float
-    trees: list[DraftTree]
-    prefix: float = 0.0
-    seconds: Curve = UNKNOWN
-    nodes: int = 0
-    experts: float | None = None
-    steps: list[Step] = field(default_factory=list)
-
-    def add(self, step: Step) -> None:
-        """Adds what a source drafted."""
-        self.steps.append(step)
-        self.trees, self.nodes = step.trees, sum(len(tree.tokens) - 1 for tree in step.trees)
-
-
 class DraftPolicy:
     """Chooses among sources, the cheapest first, and cuts their joint tree.
 
@@ -142,12 +103,13 @@ class DraftPolicy:
         self._left = [0.0] * max(1, len(sources))  # seconds that each source may lose
         self._losses = [0.0] * len(self._left)  # that each source was last expected to make
         self._reading = [0.0] * len(self._left)  # seconds in which each source reads a token of a prompt
-        self._open: dict[int, Draft] = {}  # not observed yet, by the first request: engines may share a drafter
         self._rest = (0, 0, 0.0)  # batch size, its cycles to come in which nothing is asked, and their usual seconds
         self._cycles = 0
 
     def draft(self, requests: Sequence[Any]) -> Draft:
         """Returns the draft of a cycle."""
+        if not requests:
+            return Draft(requests, [])
         draft, plain = self._begin(requests)
         whole, price = list[ScoredTree](), self._price(len(requests), draft.seconds)
         for number, source in enumerate(self.sources):
@@ -171,17 +133,18 @@ class DraftPolicy:
             self._begin_rest(draft)
         return draft
 
-    def draft_whole(self, requests: Sequence[Any], grow: Callable[[bool], list[DraftTree]]) -> list[DraftTree]:
-        """Returns the trees of a drafter that drafts all or nothing. grow(drafts): makes them; otherwise roots."""
+    def draft_whole(self, requests: Sequence[Any], grow: Callable[[bool], list[DraftTree]]) -> Draft:
+        """Returns the draft of a drafter that drafts all or nothing. grow(drafts): makes them; otherwise roots."""
         if not requests:
-            return []
-        (draft, plain), ready = self._begin(requests), len(requests)
-        trees = grow(drafts := not plain and self._pays(0, ready, draft, self._price(ready, draft.seconds)))
+            return Draft(requests, [])
+        began, ready = self._clock(), len(requests)
+        draft, plain = self._begin(requests)
+        draft.trees = grow(drafts := not plain and self._pays(0, ready, draft, self._price(ready, draft.seconds)))
         if drafts:
-            draft.add(Step(0, ready, [], 1, trees, self._clock() - draft.began))
+            draft.add(Step(0, ready, [], 1, draft.trees, self._clock() - began))
         elif not plain:
             self._begin_rest(draft)
-        return trees
+        return draft
 
     def reads(self, number: int, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether a source is to read the prompt of a new request.
@@ -204,22 +167,14 @@ class DraftPolicy:
         usual = seconds / tokens / (self.costs.speed or 1.0)
         self._reading[number] = followed(self._reading[number] or usual, usual)
 
-    def verifies(self, requests: Sequence[Any], nodes: int) -> None:
-        """Notes that the cycle verifies other trees than drafted.  nodes: of all, roots excluded."""
-        if requests and (draft := self._open.get(id(requests[0]))):
-            draft.nodes = nodes
+    def observe(self, draft: Draft, committed: Sequence[Sequence[int]]) -> None:
+        """Learns from the committed tokens of a cycle, at its end.
 
-    def reads_experts(self, requests: Sequence[Any], experts: float) -> None:
-        """Notes how many experts each layer read in the cycle's pass, in the mean."""
-        if requests and (draft := self._open.get(id(requests[0]))):
-            draft.experts = experts
-
-    def observe(self, requests: Sequence[Any], committed: Sequence[Sequence[int]]) -> None:
-        """Learns from the committed tokens of a cycle, at its end."""
-        draft = self._open.pop(id(requests[0]), None) if requests else None
-        count = len(requests)
-        if not self._adaptive or draft is None or len(draft.requests) != count or draft.requests[0] is not requests[0]:
-            return  # of a cycle that failed, whose request's id has another owner
+        draft: as the policy made it, or with other trees, which were verified.
+        """
+        if not self._adaptive or draft.began is None:
+            return
+        count = len(draft.requests)
         seconds, drafting = self._clock() - draft.began, sum(step.seconds for step in draft.steps)
         speed = self.costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting, draft.experts)
         accepted, nodes, tokens = 0, 0, float(sum(map(len, committed)))  # of the steps before; of the cycle, less luck
@@ -243,18 +198,15 @@ class DraftPolicy:
 
     def _begin(self, requests: Sequence[Any]) -> tuple[Draft, bool]:
         """Returns the draft of a cycle, and whether nothing is asked: it rests, or is measured as a plain cycle."""
-        draft = Draft(requests, self._clock(), [DraftTree(request.tokens[-1:], [-1]) for request in requests])
+        draft = Draft(requests, [DraftTree(request.tokens[-1:], [-1]) for request in requests])
         size, cycles, seconds = self._rest
         if cycles and size == len(requests):
             self._rest = (size, cycles - 1, seconds)
-            self._open.pop(id(requests[0]), None)  # of a cycle that failed
             self._earn(seconds)
             return draft, True
+        draft.began = self._clock()
         draft.prefix = sum(len(request.tokens) for request in requests) / len(requests)
         draft.seconds = self.costs.curve(len(requests), draft.prefix)
-        if len(self._open) >= ENGINES:  # of cycles that failed
-            self._open.clear()
-        self._open[id(requests[0])] = draft
         return draft, self._adaptive and self._cycles % PLAIN == PLAIN - 1
 
     def _begin_rest(self, draft: Draft) -> None:

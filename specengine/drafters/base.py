@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from specengine.draft_trees.tree import DraftTree
+from specengine.draft_policy.draft import Draft
 from specengine.drafters.engine_views import DraftRequest
 from specengine.rules.base import Wants
 
@@ -32,11 +32,10 @@ class Drafter(ABC):
     takes_path: ClassVar[bool] = False
     offers: ClassVar[frozenset[Wants]] = frozenset({Wants.NOTHING, Wants.SAMPLES})
 
-    config: Any  # an instance of config_type
+    config: object  # an instance of config_type
     path: str | None = None  # of its weights or texts, as given
-    policy: Any = None  # its DraftPolicy, where the trees follow what pays
 
-    def __init__(self, config: Any, path: str | None, target: Transformer) -> None:
+    def __init__(self, config: object, path: str | None, target: Transformer) -> None:
         self.config, self.path = config, path
 
     @property
@@ -60,19 +59,17 @@ class Drafter(ABC):
         return self.max_nodes
 
     @abstractmethod
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
         """Returns one tree per request, at most `draft_limit` levels deep."""
 
     def observe(  # noqa: B027 (many drafters learn nothing)
-        self,
-        requests: Sequence[DraftRequest],
-        committed: Sequence[list[int]],
-        hidden_states: HiddenStates | None,
+        self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         """Learns from the tokens that a cycle committed; called after every cycle on the CPU, before the next draft.
 
         On CUDA it is called for drafters that draft on the host. In captured cycles observe_on_device() of a
         DeviceStateDrafter takes its place; other DeviceDrafters observe nothing there.
+        draft: of this cycle; its trees are those that were verified.
         committed: of each request, its accepted tokens and the bonus token.
         hidden_states: of the committed paths' nodes, root first, request after request; None where the drafter does not
         read them. The token behind node i of a path is committed token i. By default nothing is learned.

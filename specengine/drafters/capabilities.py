@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from specengine.cache.kv_cache import KVCache
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.ops.weight import Projection
@@ -152,10 +153,8 @@ class LogitsDrafter(ABC):
         return wants is not Wants.NOTHING
 
     @abstractmethod
-    def draft_with_logits(
-        self, requests: Sequence[DraftRequest], sampled: bool
-    ) -> tuple[list[DraftTree], DraftLogits | None]:
-        """Drafts as draft() does; returns the children's distributions too, on the target's device; None: none exist.
+    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> Draft:
+        """Drafts as draft() does, with the children's distributions on the target's device, where there are any.
 
         sampled: children are drawn from the distributions; otherwise they may be chosen in any way.
         """
@@ -203,15 +202,10 @@ class ChoiceReader(ABC):
     """Reads the target's likeliest token behind each node, whatever the rule accepts."""
 
     @abstractmethod
-    def observe_choices(
-        self,
-        requests: Sequence[DraftRequest],
-        committed: Sequence[list[int]],
-        choices: Sequence[Sequence[int]],
-    ) -> None:
+    def observe_choices(self, draft: Draft, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]) -> None:
         """Observes a cycle; called before observe(). It may be left out where all trees are roots alone.
 
-        choices: of each request, the likeliest token behind every node of its last tree, by the target's unprocessed
+        choices: of each request, the likeliest token behind every node of its tree, by the target's unprocessed
         logits. There may be more choices than nodes.
         """
 
@@ -234,10 +228,8 @@ def drafts_in_cycles(drafter: object, wants: Wants) -> TypeGuard[DeviceDrafter]:
     return isinstance(drafter, DeviceDrafter) and drafter.drafts_in_cycle and not gives_logits(drafter, wants)
 
 
-def draft_for_rule(
-    drafter: Drafter, wants: Wants, requests: Sequence[DraftRequest]
-) -> tuple[list[DraftTree], DraftLogits | None]:
+def draft_for_rule(drafter: Drafter, wants: Wants, requests: Sequence[DraftRequest]) -> Draft:
     """Drafts the trees of a cycle, with the distributions where the rule wants them and the drafter has them."""
     if gives_logits(drafter, wants):
         return drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)
-    return drafter.draft(requests), None
+    return drafter.draft(requests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceDrafter
@@ -31,8 +32,8 @@ class NoneDrafter(Drafter, DeviceDrafter):
     def max_nodes(self) -> int:
         return 1
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return [DraftTree([request.tokens[-1]], [-1]) for request in requests]
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return Draft(requests, [DraftTree([request.tokens[-1]], [-1]) for request in requests])
 
     def draft_on_device(self, batch: DraftBatch) -> TreeBatch:
         return root_trees(batch)

@@ -13,15 +13,15 @@ from specengine.types import SourceStats
 
 def count_sources(
     request: DraftRequest,
-    tree: Tree | None,
+    tree: Tree,
     sources: Sequence[tuple[str, Tree]],
     committed: Sequence[int],
 ) -> None:
     """Adds a cycle's verified and accepted nodes of each source to a request's statistics and trace.
 
-    tree: the verified tree; None: none was drafted.  sources: names and trees with the same root.
+    tree: the verified tree.  sources: names and trees with the same root.
     """
-    if tree is not None and len(tree.tokens) > 1:
+    if len(tree.tokens) > 1:
         accepted = committed[: request.accepted_last]
         columns = [(name, source.tokens, source.parents) for name, source in sources]
         record_counts(request, _C.count_sources(tree.tokens, tree.parents, columns, accepted))

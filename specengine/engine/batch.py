@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 
+from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.forced import ForcedPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch, TreeLayout
 from specengine.drafters.base import Drafter
@@ -53,7 +54,6 @@ class Batch:
         self.masks: torch.Tensor | None = None
         self._fitted: ConstrainedTrees | None = None
         self._no_draft: ValueError | None = None
-        self._experts: float | None = None  # that a layer read in the pass, in the mean
         if constrained:
             self._fitted = ConstrainedTrees(self.requests, vocab, cycle.drafter, forced or ForcedPolicy())
 
@@ -64,7 +64,7 @@ class Batch:
             self._cycle.run(self)
         if self._fitted:
             seconds = self._clock.seconds
-            self._fitted.observe(self._paths, sum(seconds.values()), seconds.get("draft", 0.0), self._experts)
+            self._fitted.observe(self._paths, sum(seconds.values()), seconds.get("draft", 0.0), self._draft.experts)
         for request in self.requests:
             request.stats.count_time(self._clock.seconds, finished=bool(request.finish_reason))
         return self._clock.seconds
@@ -83,14 +83,14 @@ class Batch:
         If there is none, commit() raises ValueError naming the drafter, whose weights are not numbers.
         """
         try:
-            self._trees, self.draft_logits = draft_for_rule(drafter, rule.wants, self.requests)
-            self._no_draft = None
+            self._draft, self._no_draft = draft_for_rule(drafter, rule.wants, self.requests), None
         except ValueError as error:
             self._no_draft = ValueError(f"drafter {drafter.name}: {error}")
-            self._trees, self.draft_logits = [DraftTree(r.tokens[-1:], [-1]) for r in self.requests], None
+            self._draft = Draft(self.requests, [DraftTree(r.tokens[-1:], [-1]) for r in self.requests])
         if self._fitted:
-            self._trees, self.draft_logits = self._fitted.fit(self._trees, self.draft_logits)
-        return self._layout.of(self._trees)
+            self._draft = self._fitted.fit(self._draft)
+        self.draft_logits = self._draft.logits
+        return self._layout.of(self._draft.trees)
 
     def fill_masks(self, tree: TreeBatch) -> None:
         """Waits for the masks, which were computed while the target ran."""
@@ -108,7 +108,7 @@ class Batch:
         if self._no_draft and min(bonuses) >= 0:
             raise self._no_draft
         first = 0  # row of the request's root
-        for b, (request, draft) in enumerate(zip(self.requests, self._trees, strict=True)):
+        for b, (request, draft) in enumerate(zip(self.requests, self._draft.trees, strict=True)):
             path = paths[b][: lengths[b]]
             if bonuses[b] < 0:
                 kept = []
@@ -129,23 +129,22 @@ class Batch:
 
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the committed tokens, and what else it reads of the target's pass."""
-        self._experts = hidden_states.experts_per_layer
-        if self._experts is not None:
+        draft = self._draft
+        draft.experts = hidden_states.experts_per_layer
+        if draft.experts is not None:
             for request in self.requests:
-                request.stats.count_experts(self._experts)
-            if drafter.policy:
-                drafter.policy.reads_experts(self.requests, self._experts)
-        if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._trees):
+                request.stats.count_experts(draft.experts)
+        if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._draft.trees):
             chosen = likeliest_tokens(self._scores)
-            ends = accumulate(len(tree.tokens) for tree in self._trees)
+            ends = accumulate(len(tree.tokens) for tree in self._draft.trees)
             choices = [
                 chosen[end - len(tree.tokens) : end] if kept else []  # a request that failed has rows without a choice
-                for end, tree, kept in zip(ends, self._trees, self._committed, strict=True)
+                for end, tree, kept in zip(ends, self._draft.trees, self._committed, strict=True)
             ]
-            drafter.observe_choices(self.requests, self._committed, choices)
+            drafter.observe_choices(draft, self._committed, choices)
         reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
         of_path = hidden_states.rows(self._rows) if reads else None
-        drafter.observe(self.requests, self._committed, of_path)
+        drafter.observe(draft, self._committed, of_path)
 
 
 @contextmanager

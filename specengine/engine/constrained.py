@@ -12,6 +12,7 @@ import torch
 from specengine._C import MAX_NODES
 from specengine.constraints.background import begin_fill, finish_fills
 from specengine.constraints.cut_tree import CutTree
+from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.forced import ForcedPolicy, ForcedRun
 from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftLogits, DraftTree
@@ -32,13 +33,13 @@ class ConstrainedTrees:
         self._under_way: list[Future[None]] = []
         self._cuts: list[CutTree] = []
 
-    def fit(self, trees: Sequence[DraftTree], logits: DraftLogits | None) -> tuple[list[DraftTree], DraftLogits | None]:
+    def fit(self, draft: Draft) -> Draft:
         """Cuts what the grammars forbid, adds what they force as far as it pays, and begins to compute the masks."""
         if self._drafter.max_nodes == 1:  # plain decoding stays plain
-            self._start(trees)
-            return [*trees], logits
+            self._start(draft.trees)
+            return draft
         whole = isinstance(self._drafter, ChoiceReader)  # which reads the target's tokens behind forbidden nodes too
-        pairs = list(zip(self._requests, trees, strict=True))
+        pairs = list(zip(self._requests, draft.trees, strict=True))
         self._cuts = [
             request.constraint.cut(tree, whole) if request.constraint else CutTree(tree, [*range(len(tree.tokens))], [])
             for request, tree in pairs
@@ -46,9 +47,8 @@ class ConstrainedTrees:
         self._grow()
         fitted = [cut.tree for cut in self._cuts]
         self._start(fitted)
-        if self._drafter.policy:
-            self._drafter.policy.verifies(self._requests, self._nodes)
-        return fitted, logits and self._fitted_logits(trees, logits)
+        logits = draft.logits and self._fitted_logits(draft.trees, draft.logits)
+        return replace(draft, trees=fitted, logits=logits)
 
     def masks(self) -> torch.Tensor:
         """Returns the masks, int32 [M, W], valid until the next fit(); rows without a constraint are all ones."""

@@ -67,7 +67,7 @@ def check_acceptance(drafter, output):
 def test_every_level_hangs_on_the_first_node_of_the_one_before_and_has_distinct_tokens(tiny):
     drafter = Synthetic.parse("synthetic:0.5,0.5,0.5,k=3", tiny.target)
     request = SimpleNamespace(tokens=[5] * 9, draft_limit=2)
-    (tree,) = drafter.draft([request])
+    (tree,) = drafter.draft([request]).trees
     assert tree.parents == [-1, 0, 0, 0, 1, 1, 1] and tree.tokens[0] == 5  # no deeper than the limit
     levels = [tree.tokens[1:4], tree.tokens[4:7]]
     assert all(len(set(level)) == 3 and min(level) >= 1 and max(level) < 320 for level in levels)
@@ -77,7 +77,7 @@ def test_every_level_hangs_on_the_first_node_of_the_one_before_and_has_distinct_
 def test_a_token_is_made_the_targets_choice_or_its_level_is_not(tiny):
     drafter = Synthetic.parse("synthetic:0.5,0.5,k=2", tiny.target)
     for length in range(1, 40):
-        (tree,) = drafter.draft([SimpleNamespace(tokens=[5] * length, draft_limit=2)])
+        (tree,) = drafter.draft([SimpleNamespace(tokens=[5] * length, draft_limit=2)]).trees
         batch = TreeBatch.of([tree], torch.device("cpu"))
         before = torch.randn(5, 320, generator=torch.Generator().manual_seed(length))
         logits = before.clone()

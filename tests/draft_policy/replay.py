@@ -18,6 +18,7 @@ import numpy as np
 
 from specengine.draft_policy.acceptance import Calibration
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
@@ -282,17 +283,19 @@ def adaptive(
     policy = DraftPolicy(sources, 63, costs=costs, save=memory.save if memory else None, clock=clock)
     if memory:
         teach(policy, memory.learned)
+    drafted = Draft([], [])
 
     def draft(live: Sequence[Request]) -> list[DraftTree]:
-        trees = policy.draft(live).trees
+        nonlocal drafted
+        drafted = policy.draft(live)
         if machine.experts:
-            policy.reads_experts(live, machine.experts(sum(len(tree.tokens) for tree in trees)))
-        return trees
+            drafted.experts = machine.experts(len(live) + drafted.nodes)
+        return drafted.trees
 
     def observe(live: Sequence[Request], committed: list[list[int]]) -> None:
         for source in sources:
             for request, tokens in zip(live, committed, strict=True):
                 source.observe(request, tokens)
-        policy.observe(live, committed)
+        policy.observe(drafted, committed)
 
     return run(texts, draft, clock, machine, batch, observe)

@@ -2,12 +2,14 @@
 
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from specengine.draft_policy import policy as module
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.policy import FIRST, PLAIN, DraftPolicy, Gain
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
@@ -27,18 +29,19 @@ class World:
     def clock(self):
         return self.now
 
-    def cycle(self, policy, trees):
+    def cycle(self, policy, draft):
+        trees = draft.trees
         committed = [[1] * (tree.accepted([1] * 99) + 1) for tree in trees]
         self.now += 0.95 + self.row * sum(len(tree.tokens) for tree in trees)
         for request, tokens in zip(self.requests, committed, strict=True):
             request.tokens += tokens
-        policy.observe(self.requests, committed)
+        policy.observe(draft, committed)
         return sum(map(len, committed))
 
     def run(self, policy, cycles):
         """Returns tokens per second."""
         began = self.now
-        tokens = sum(self.cycle(policy, policy.draft(self.requests).trees) for _ in range(cycles))
+        tokens = sum(self.cycle(policy, policy.draft(self.requests)) for _ in range(cycles))
         return tokens / (self.now - began)
 
 
@@ -113,7 +116,7 @@ def test_batches_that_change_in_every_cycle_are_explored_no_more():
     policy = policy_of(world, source)
     for cycle in range(4000):
         world.requests = both[: 1 + cycle % 2]
-        world.cycle(policy, policy.draft(world.requests).trees)
+        world.cycle(policy, policy.draft(world.requests))
     assert 0.5 * source.asked / world.now < 0.013
 
 
@@ -180,25 +183,18 @@ def test_a_policy_that_does_not_adapt_asks_everybody_for_everything_and_keeps_th
     for _ in range(50):
         draft = policy.draft(world.requests)
         assert [len(tree.tokens) for tree in draft.trees] == [5]
-        world.cycle(policy, draft.trees)
+        world.cycle(policy, draft)
     assert [source.asked for source in sources] == [50, 50] and sources[0].levels == [6] * 50
     assert not policy.costs.known
 
 
-def test_what_another_thread_observes_is_not_learned():
-    world, others = World(), [SimpleNamespace(tokens=[1])]
+def test_only_its_own_drafts_teach_a_policy():
+    world = World()
     policy = policy_of(world, FakeSource(world, chance=0.5))
-    policy.draft(world.requests)
-    policy.observe(others, [[1, 1]])
+    world.cycle(policy, Draft(world.requests, [DraftTree([1], [-1])]))
     assert not policy.costs.known and not policy._rates
-    policy.draft(world.requests)
-    policy.observe([*world.requests, *others], [[1], [1]])
-    assert not policy.costs.known
-    policy.draft(world.requests)
-    world.now += 1.0
-    policy.observe(world.requests, [[1]])
+    world.cycle(policy, policy.draft(world.requests))
     assert policy.costs.known and policy._rates
-    policy.observe(world.requests, [[1]] * 5)  # no draft is open
 
 
 @pytest.mark.parametrize(("chance", "used"), [(0.02, False), (0.9, True)])
@@ -217,7 +213,7 @@ def test_a_drafter_of_all_or_nothing_drafts_where_it_pays(chance, used):
         world.cycle(policy, policy.draft_whole(world.requests, grow))
     assert drafted[:FIRST] == [True] * FIRST
     assert (sum(drafted) >= 3000 * (1 - 1 / PLAIN) - 1) if used else (FIRST < sum(drafted) < 140)
-    assert policy.draft_whole([], grow) == []
+    assert policy.draft_whole([], grow).trees == []
 
 
 @pytest.mark.parametrize("chance", [0.02, 0.9])
@@ -337,7 +333,7 @@ def serve(world, policy, cycles, batch=4, length=60):
             if reads[-1]:
                 policy.charge(0, 20, 0.5)
                 world.now += 0.5
-        world.cycle(policy, policy.draft(world.requests).trees)
+        world.cycle(policy, policy.draft(world.requests))
     return sum(reads) / max(1, len(reads))
 
 
@@ -445,10 +441,6 @@ def test_seconds_are_learned_for_the_nodes_that_are_verified():
     policy = DraftPolicy([FakeSource(world, 0.9)], 15, clock=world.clock)
     for cycle in range(400):
         draft, size = policy.draft(world.requests), sizes[cycle % 2]
-        policy.verifies(world.requests, size)
-        world.cycle(policy, [DraftTree([1] * (size + 1), range(-1, size))])
-        assert draft.nodes in (0, size)  # a rest has no draft
+        world.cycle(policy, replace(draft, trees=[DraftTree([1] * (size + 1), range(-1, size))]))
     curve = policy.costs.curve(1, len(world.requests[0].tokens))
     assert curve(12) / curve(3) == pytest.approx((0.95 + 13 * 0.05) / (0.95 + 4 * 0.05), rel=0.1)
-    policy.verifies([], 3)
-    policy.verifies([SimpleNamespace(tokens=[1])], 3)  # of no open draft

@@ -32,7 +32,7 @@ def drafts(bench):
     for committed in (None, *COMMITTED):
         if committed:
             bench.commit(committed)
-        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
             known = len(request.tokens) - 1
             if known:
                 yield bench.hidden_states(request.tokens).at_layers[:known], request.tokens[-1], tree

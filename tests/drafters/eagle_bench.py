@@ -2,6 +2,7 @@
 
 import torch
 
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter
 from tests.drafters.eagle_files import Reading, layouts, write_drafter
@@ -59,7 +60,7 @@ class Bench:
             shown.append(self.shown(self.hidden_states(request.tokens), slice(first, first + len(tokens))))
         parts = [torch.cat([each.last for each in shown])]
         parts.append(torch.cat([each.at_layers for each in shown]) if self.drafter.hidden_state_layers else None)
-        self.drafter.observe(self.requests, committed, type(shown[0])(*parts))
+        self.drafter.observe(Draft(self.requests, []), committed, type(shown[0])(*parts))
 
     def grown(self):
         """The candidates of a draft, and the logits of every pass [rows, Vd]."""

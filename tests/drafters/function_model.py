@@ -49,9 +49,9 @@ class FunctionModel:
 
 def run(drafter, target, requests):
     """One cycle of a greedy loop: (tree, tokens committed) of every request."""
-    trees = drafter.draft(requests)
+    draft = drafter.draft(requests)
     committed, choices = [], []
-    for request, tree in zip(requests, trees, strict=True):
+    for request, tree in zip(requests, draft.trees, strict=True):
         texts = {-1: request.tokens[:-1]}
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             texts[node] = [*texts[parent], token]
@@ -62,9 +62,9 @@ def run(drafter, target, requests):
             node = next((n for n in range(len(said)) if (tree.parents[n], tree.tokens[n]) == (node, tokens[-1])), None)
         request.tokens += tokens
         committed.append(tokens), choices.append(said)
-    drafter.observe_choices(requests, committed, choices)
-    drafter.observe(requests, committed, None)
-    return list(zip(trees, committed, strict=True))
+    drafter.observe_choices(draft, committed, choices)
+    drafter.observe(draft, committed, None)
+    return list(zip(draft.trees, committed, strict=True))
 
 
 def sequence_of(tokens, limit=10_000):

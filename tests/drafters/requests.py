@@ -18,3 +18,9 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
         path.append(tree.tokens[node])
         node = tree.parents[node]
     return path[::-1]
+
+
+def with_logits(drafter, requests, sampled):
+    """The trees that a drafter drafts with their distributions, and these."""
+    draft = drafter.draft_with_logits(requests, sampled)
+    return draft.trees, draft.logits

@@ -26,10 +26,10 @@ def steady(drafter):
     policy = policy_in(drafter)
     observe = policy.observe
 
-    def observe_after_a_cycle(requests, committed):
-        if draft := policy._open.get(id(requests[0])):
+    def observe_after_a_cycle(draft, committed):
+        if draft.began is not None:
             pass_time(drafter, draft.seconds(draft.nodes))
-        observe(requests, committed)
+        observe(draft, committed)
 
     policy._clock, policy.observe = Clock(), observe_after_a_cycle
     return drafter

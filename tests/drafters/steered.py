@@ -24,7 +24,8 @@ class Steered(Oracle, HiddenStateReader, CacheCompanion):
 
     def draft(self, requests):
         before = [list(request.tokens) for request in requests]
-        self.drafts.append((before, self.inner.draft(requests)))
+        self.drafted = self.inner.draft(requests)
+        self.drafts.append((before, self.drafted.trees))
         return super().draft(requests)
 
     @property
@@ -42,8 +43,8 @@ class Steered(Oracle, HiddenStateReader, CacheCompanion):
     def filled(self, request):
         return self.inner.filled(request) if isinstance(self.inner, CacheCompanion) else len(request.tokens)
 
-    def observe(self, requests, committed, hidden_states):
-        self.inner.observe(requests, committed, hidden_states if self.reads_hidden_states else None)
+    def observe(self, draft, committed, hidden_states):
+        self.inner.observe(self.drafted, committed, hidden_states if self.reads_hidden_states else None)
 
     def release(self, request):
         self.inner.release(request)

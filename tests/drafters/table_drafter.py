@@ -2,6 +2,7 @@
 
 import torch
 
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.base import Drafter
@@ -30,7 +31,7 @@ class Table(Drafter, LevelDistributions):
         return len(self.shape.parents)
 
     def draft(self, requests):
-        return [DraftTree(request.tokens[-1:], [-1]) for request in requests]
+        return Draft(requests, [DraftTree(request.tokens[-1:], [-1]) for request in requests])
 
     def levels_for(self, request) -> int:
         return request.draft_limit

@@ -21,6 +21,7 @@ from tests.drafters.block_heads import (
     dspark_state,
 )
 from tests.drafters.eagle_bench import PROMPTS
+from tests.drafters.requests import with_logits
 from tests.engines import ids, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
@@ -225,7 +226,7 @@ def test_a_drawn_chain_ends_where_the_confidence_says_so(tmp_path, threshold):
         bench.commit([committed, [1], [1], [1]])
         features = bench.hidden_states(request.tokens).at_layers[: len(request.tokens) - 1]
         outputs = read.outputs(features[:, [0, 1]], request.tokens[-1])
-        (tree,), _ = bench.drafter.draft_with_logits([request], sampled=True)
+        (tree,), _ = with_logits(bench.drafter, [request], sampled=True)
         kept = len(tree.tokens) - 1
         sure = [read.scores(outputs, tree.tokens[: level + 1])[1] >= threshold for level in range(min(BLOCK, kept + 1))]
         assert all(sure[:kept]) and (kept == BLOCK or not sure[kept])

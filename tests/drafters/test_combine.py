@@ -68,20 +68,20 @@ def test_the_tree_holds_the_paths_of_every_part(folder):
 def test_what_a_part_knows_of_a_sequence_goes_with_the_sequence(folder):
     drafter = load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target)
     request = sequence_of([5, 6, 5, 6])
-    drafter.draft([request])
+    draft = drafter.draft([request])
     copies = weakref.ref(request.drafter_states[drafter.parts[0]])
-    drafter.policy.observe([request], [[5]])
+    drafter.policy.observe(draft, [[5]])
     assert copies() is not None
     gc.disable()
     try:
-        del request
+        del request, draft
         assert copies() is None
     finally:
         gc.enable()
 
 
 def test_a_batch_of_no_requests_has_no_trees(folder):
-    assert load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target).draft([]) == []
+    assert load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target).draft([]).trees == []
 
 
 class Part:
@@ -107,7 +107,7 @@ class Part:
     def skip(self, requests):
         self.skipped += 1
 
-    def observe(self, requests, committed, hidden_states): ...
+    def observe(self, draft, committed, hidden_states): ...
 
 
 def combined(*trees, seconds=0.0, costs=COSTS):
@@ -122,9 +122,9 @@ def cycles(drafter, text, count=320, batch=1):
     sizes = []
     for _ in range(count):
         requests = [sequence_of([1]) for _ in range(batch)]
-        trees = drafter.draft(requests)
-        drafter.observe(requests, [text[: tree.accepted(text) + 1] for tree in trees], None)
-        sizes += [len(tree.tokens) for tree in trees]
+        draft = drafter.draft(requests)
+        drafter.observe(draft, [text[: tree.accepted(text) + 1] for tree in draft.trees], None)
+        sizes += [len(tree.tokens) for tree in draft.trees]
     return sizes
 
 
@@ -160,7 +160,7 @@ class Fixed(Part, HiddenStateReader, CacheCompanion):
     def filled(self, request):
         return len(request.tokens)
 
-    def observe(self, requests, committed, hidden_states): ...
+    def observe(self, draft, committed, hidden_states): ...
     def release(self, request): ...
 
 

@@ -10,6 +10,7 @@ import torch
 from specengine import Engine, SamplingParams
 from specengine.cache import kv_cache
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters import check_offers, load_drafter
 from specengine.drafters.capabilities import LogitsDrafter
@@ -28,7 +29,7 @@ from specengine.rules.lossless import Match
 from specengine.tensor_parallel.loading import load_model
 from specengine.tokenizer import Tokenizer
 from specengine.tokenizer.vocabulary import Vocabulary
-from tests.drafters.requests import GREEDY, path_to, sequence_of
+from tests.drafters.requests import GREEDY, path_to, sequence_of, with_logits
 from tests.drafters.steady import steady
 from tests.engines import tiny_engine, tiny_model
 from tests.models.files import CONFIG_JSON, random_state, write_folder
@@ -137,33 +138,35 @@ def test_a_batch_of_all_temperatures_and_depths_is_drafted_as_its_requests_are_a
         limits = (9, 2, 1, 9, 3)
         return [sequence_of(PROMPTS[i % 3], limits[i], params) for i, params in enumerate(kinds)]
 
-    together = drafter.draft(requests())
-    assert together == [drafter.draft([request])[0] for request in requests()]
+    together = drafter.draft(requests()).trees
+    assert together == [drafter.draft([request]).trees[0] for request in requests()]
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in together]
     assert depths == [3, 1, 0, 3, 2]
-    likeliest_alone = drafter_of(tree="3x2x1", noise=0).draft(requests())
+    likeliest_alone = drafter_of(tree="3x2x1", noise=0).draft(requests()).trees
     assert [a == b for a, b in zip(together, likeliest_alone, strict=True)] == [True, False, True, False, True]
 
 
 def test_siblings_with_the_noise_of_match_differ_and_are_what_filters_leave():
     hot = SamplingParams(temperature=1.0, top_k=4, seed=5)
-    (tree,) = drafter_of(tree="6").draft([sequence_of(PROMPTS[0], params=hot)])
+    (tree,) = drafter_of(tree="6").draft([sequence_of(PROMPTS[0], params=hot)]).trees
     drawn = tree.tokens[1:]
     assert len(set(drawn)) == len(drawn) == 4
-    best = drafter_of(tree="6").draft([sequence_of(PROMPTS[0])])[0].tokens[1:5]
+    best = drafter_of(tree="6").draft([sequence_of(PROMPTS[0])]).trees[0].tokens[1:5]
     assert set(drawn) == set(best) and drawn != best
 
 
 def test_the_confidence_ends_drafts_with_the_noise_of_match_too():
     drafter = drafter_of(length=4)
-    chains = [tree.tokens for tree in drafter.draft([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS])]
+    chains = [tree.tokens for tree in drafter.draft([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS]).trees]
     tops = [
         [plain_logits(drafter.model, [*prompt, *chain[1 : i + 1]]).softmax(-1).max().item() for i in range(4)]
         for prompt, chain in zip(PROMPTS, chains, strict=True)
     ]
     low, high = sorted(top for own in tops for top in own)[5:7]
     least = (low + high) / 2
-    cut = drafter_of(length=4, confidence=least).draft([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS])
+    cut = (
+        drafter_of(length=4, confidence=least).draft([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS]).trees
+    )
     sure = [next((i for i, top in enumerate(own) if top < least), 4) for own in tops]
     assert [tree.tokens for tree in cut] == [chain[: 1 + i] for chain, i in zip(chains, sure, strict=True)]
     assert 0 < sum(sure) < 12
@@ -174,7 +177,7 @@ def test_the_confidence_ends_drafts_with_the_noise_of_match_too():
 def test_every_distribution_is_the_models_own_at_its_node(options, sampled):
     drafter = drafter_of("self,layers=1", **options)
     requests = [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS]
-    trees, logits = drafter.draft_with_logits(requests, sampled)
+    trees, logits = with_logits(drafter, requests, sampled)
     rows = iter(logits.rows.tolist())
     known = 0
     for request, tree in zip(requests, trees, strict=True):
@@ -191,7 +194,7 @@ def test_every_distribution_is_the_models_own_at_its_node(options, sampled):
 def run_cycles(drafter, requests, cycles=6):
     """Commits some of each tree and a bonus token, which sometimes was drafted; once only tokens that were not."""
     for cycle in range(cycles):
-        for number, (request, tree) in enumerate(zip(requests, drafter.draft(requests), strict=True)):
+        for number, (request, tree) in enumerate(zip(requests, drafter.draft(requests).trees, strict=True)):
             path = path_to(tree, len(tree.tokens) - 1)
             kept = (cycle + number) % (len(path) + 1)
             bonus = path[kept] if kept < len(path) and cycle % 3 == 2 else 40 + cycle
@@ -202,9 +205,9 @@ def continued(drafter, prompts=PROMPTS):
     """Logits of a drafter after several cycles, and those of a new one at the same tokens."""
     requests = [sequence_of(prompt) for prompt in prompts]
     run_cycles(drafter, requests)
-    used = drafter.draft_with_logits(requests, sampled=False)
+    used = with_logits(drafter, requests, sampled=False)
     fresh = DraftModel(drafter.config, "self", tiny_model().target)
-    return used, fresh.draft_with_logits([sequence_of(request.tokens) for request in requests], sampled=False)
+    return used, with_logits(fresh, [sequence_of(request.tokens) for request in requests], sampled=False)
 
 
 @pytest.mark.parametrize("options", [{"length": 4}, {"tree": "3x2x1"}], ids=["chain", "tree"])
@@ -227,7 +230,7 @@ def test_catching_up_and_the_first_level_are_one_pass(passes):
     drafter = drafter_of(length=3)
     rows = passes(drafter.model)
     requests = [sequence_of(prompt) for prompt in PROMPTS]
-    trees = drafter.draft(requests)
+    trees = drafter.draft(requests).trees
     assert rows == [[len(prompt) for prompt in PROMPTS], [1, 1, 1], [1, 1, 1]]
     rows.clear()
     for kept, request, tree in zip((3, 1, 0), requests, trees, strict=True):
@@ -239,7 +242,7 @@ def test_catching_up_and_the_first_level_are_one_pass(passes):
 def test_a_tree_is_passed_again_for_each_level(passes):
     drafter = drafter_of(tree="3x2x1")
     rows = passes(drafter.model)
-    (tree,) = drafter.draft([sequence_of(PROMPTS[0])])
+    (tree,) = drafter.draft([sequence_of(PROMPTS[0])]).trees
     assert rows == [[5], [4], [10]] and len(tree.tokens) == drafter.max_nodes == 16
     assert tree.parents == [-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9]
 
@@ -268,10 +271,10 @@ def test_pages_are_given_back_whatever_ends_a_sequence():
 
 def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
     requests = [sequence_of(prompt) for prompt in PROMPTS]
-    all_logits = drafter_of(tree="3x2x1").draft_with_logits(requests, sampled=False)[1].logits
+    all_logits = with_logits(drafter_of(tree="3x2x1"), requests, sampled=False)[1].logits
     median = all_logits.softmax(-1).amax(-1).median().item()
     requests = [sequence_of(prompt) for prompt in PROMPTS]
-    trees, logits = drafter_of(tree="3x2x1", confidence=median).draft_with_logits(requests, sampled=False)
+    trees, logits = with_logits(drafter_of(tree="3x2x1", confidence=median), requests, sampled=False)
     rows, stopped, went_on = iter(logits.rows.tolist()), 0, 0
     for tree in trees:
         for node in range(len(tree.tokens)):
@@ -282,7 +285,7 @@ def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
                 assert likeliest >= median - 1e-6 if sure else likeliest <= median + 1e-6
                 stopped, went_on = stopped + (not sure), went_on + sure
     assert stopped and went_on
-    trees, logits = drafter_of(confidence=1.0).draft_with_logits([sequence_of(PROMPTS[0])], sampled=False)
+    trees, logits = with_logits(drafter_of(confidence=1.0), [sequence_of(PROMPTS[0])], sampled=False)
     assert trees == [DraftTree([9], [-1])] and logits.rows.tolist() == [0]
 
 
@@ -290,11 +293,11 @@ def test_nothing_is_drafted_behind_a_node_the_model_is_unsure_of():
 def test_no_tree_is_deeper_than_its_sequence_needs(options):
     drafter = drafter_of(**options)
     requests = [sequence_of(PROMPTS[0], limit) for limit in (1, 3, 9)]
-    trees, logits = drafter.draft_with_logits(requests, sampled=False)
+    trees, logits = with_logits(drafter, requests, sampled=False)
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
     assert [s.draft_limit for s in requests] == [0, 2, 8] and depths == [0, 2, len(drafter.config.widths)]
     assert logits.rows[0] == -1 and not requests[0].drafter_states
-    trees, logits = drafter.draft_with_logits(requests[:1], sampled=True)
+    trees, logits = with_logits(drafter, requests[:1], sampled=True)
     assert trees == [DraftTree([9], [-1])] and logits.logits.shape == (0, 320)
 
 
@@ -316,22 +319,22 @@ def test_a_context_shorter_than_the_targets_ends_the_drafting_and_nothing_else(t
 
 def test_drawn_siblings_differ_unless_they_are_drawn_with_replacement():
     hot = SamplingParams(temperature=1.0, top_k=4, seed=5)
-    (tree,) = drafter_of(tree="6").draft_with_logits([sequence_of(PROMPTS[0], params=hot)], sampled=True)[0]
+    (tree,) = with_logits(drafter_of(tree="6"), [sequence_of(PROMPTS[0], params=hot)], sampled=True)[0]
     assert len(tree.tokens) == 5 and len(set(tree.tokens[1:])) == 4  # there are no more
     drafter = drafter_of(tree="6", replacement=True)
-    (tree,), logits = drafter.draft_with_logits([sequence_of(PROMPTS[0], params=hot)], sampled=True)
+    (tree,), logits = with_logits(drafter, [sequence_of(PROMPTS[0], params=hot)], sampled=True)
     assert len(tree.tokens) == 7 and len(set(tree.tokens[1:])) <= 4 and logits.replacement
-    cold = drafter_of(tree="6").draft_with_logits([sequence_of(PROMPTS[0])], sampled=True)[0]
-    assert cold == drafter_of(tree="1").draft([sequence_of(PROMPTS[0])])
+    cold = with_logits(drafter_of(tree="6"), [sequence_of(PROMPTS[0])], sampled=True)[0]
+    assert cold == drafter_of(tree="1").draft([sequence_of(PROMPTS[0])]).trees
 
 
 def test_what_is_drawn_depends_on_the_sequence_alone():
     drafter = drafter_of(tree="3x2")
-    together = drafter.draft_with_logits([sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS], True)[0]
-    alone = [drafter.draft_with_logits([sequence_of(p, params=SAMPLED)], sampled=True)[0][0] for p in PROMPTS]
+    together = with_logits(drafter, [sequence_of(prompt, params=SAMPLED) for prompt in PROMPTS], True)[0]
+    alone = [with_logits(drafter, [sequence_of(p, params=SAMPLED)], sampled=True)[0][0] for p in PROMPTS]
     assert together == alone
     other = SamplingParams(temperature=0.8, top_p=0.95, seed=4)
-    assert drafter.draft_with_logits([sequence_of(PROMPTS[0], params=other)], sampled=True)[0] != alone[:1]
+    assert with_logits(drafter, [sequence_of(PROMPTS[0], params=other)], sampled=True)[0] != alone[:1]
 
 
 @pytest.mark.parametrize("where", ["numpy", "torch"])
@@ -354,7 +357,7 @@ def test_a_batch_hands_over_what_its_rule_wants():
     assert batch.draft(drafter, SimpleNamespace(wants=Wants.NOTHING)).nodes == 5 and batch.draft_logits is None
     for wants in (Wants.SAMPLES, Wants.SAMPLED_ONLY, Wants.PROBABILITIES):
         tree = batch.draft(drafter, SimpleNamespace(wants=wants))
-        chosen, logits = drafter.draft_with_logits(requests, sampled=wants is not Wants.PROBABILITIES)
+        chosen, logits = with_logits(drafter, requests, sampled=wants is not Wants.PROBABILITIES)
         assert tree.tokens.tolist() == [token for each in chosen for token in each.tokens]
         assert batch.draft_logits.logits.equal(logits.logits) and batch.draft_logits.rows.equal(logits.rows)
     lookup = load_drafter("prompt_lookup,adaptive=false", model.target)
@@ -371,8 +374,8 @@ def test_slots_of_any_width_hold_the_distributions_of_the_nodes_they_take(width,
     slots = GraphBatch(state, 3, width)
     requests = [sequence_of(prompt) for prompt in PROMPTS[:2]]  # one slot is idle
     for _ in range(2):
-        trees, logits = drafter.draft_with_logits(requests, sampled=False)
-        slots.take(trees, logits, places)
+        trees, logits = with_logits(drafter, requests, sampled=False)
+        slots.take(Draft(requests, trees, logits), places)
         tree = slots.draft(drafter, SimpleNamespace(wants=Wants.PROBABILITIES))
         tokens, rows = [[-1] * width] * 3, [[-1] * width] * 3
         for b, place in enumerate(places):

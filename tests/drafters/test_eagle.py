@@ -199,7 +199,7 @@ def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
     assert bench.drafter.max_nodes == 40 and bench.drafter.spare_slots == 40
     for request, limit in zip(bench.requests, (1, 30, 3, 9), strict=True):
         request.limit = limit
-    trees = bench.drafter.draft(bench.requests)
+    trees = bench.drafter.draft(bench.requests).trees
     depths = [max(len(path_to(tree, node)) for node in range(len(tree.tokens))) for tree in trees]
     assert depths == [0, 0, 2, 5]  # of one token there is no hidden state yet
     assert len(trees[3].tokens) == 40
@@ -207,13 +207,13 @@ def test_no_tree_is_deeper_than_its_sequence_needs(tmp_path):
 
 def test_a_tree_has_the_published_size(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[:1], "adaptive=false")
-    (tree,) = bench.drafter.draft(bench.requests)
+    (tree,) = bench.drafter.draft(bench.requests).trees
     assert len(tree.tokens) == 60 == bench.drafter.max_nodes and bench.drafter.spare_slots == 71
 
 
 def test_a_backbone_has_the_size_of_its_levels(tmp_path):
     bench = Bench(spec_of(tmp_path), PROMPTS[:1], "levels=6,top_k=3,beam=1,adaptive=false")
-    (tree,) = bench.drafter.draft(bench.requests)
+    (tree,) = bench.drafter.draft(bench.requests).trees
     assert len(tree.tokens) == 1 + 6 * 3 == bench.drafter.max_nodes == bench.drafter.spare_slots
     assert len(set(tree.parents)) == 1 + 6  # the last level has no children: -1, the root and five backbone nodes
 
@@ -221,7 +221,8 @@ def test_a_backbone_has_the_size_of_its_levels(tmp_path):
 def test_a_beam_of_all_children_is_the_published_tree(tmp_path):
     spec, options = spec_of(tmp_path), "levels=4,top_k=3,nodes=20,adaptive=false"
     trees = [
-        (bench := Bench(spec, PROMPTS, f"{options}{more}")).drafter.draft(bench.requests) for more in ("", ",beam=3")
+        (bench := Bench(spec, PROMPTS, f"{options}{more}")).drafter.draft(bench.requests).trees
+        for more in ("", ",beam=3")
     ]
     assert trees[0] == trees[1]
 
@@ -232,7 +233,7 @@ def test_a_static_tree_holds_the_likeliest_tokens_of_its_ranks(tmp_path):
     spec = spec_of(tmp_path)
     static = Bench(spec, PROMPTS[:1], f"tree={tmp_path / 'tree.json'},adaptive=false")
     wide = Bench(spec, PROMPTS[:1], "nodes=200,levels=3,top_k=10,adaptive=false")
-    (tree,), ((_, trees, _),) = static.drafter.draft(static.requests), [wide.grown()]
+    (tree,), ((_, trees, _),) = static.drafter.draft(static.requests).trees, [wide.grown()]
     tokens, parents, _, _ = trees.rooted(torch.zeros(1, 1, dtype=torch.int32))
     children = {}  # of every path, likeliest first
     for node in range(1, 1 + trees.ends[-1]):

@@ -29,9 +29,9 @@ def recorded(engine):
 
     def record(requests):
         texts = [list(request.tokens) for request in requests]
-        trees = draft(requests)
-        drafts.extend(zip(texts, trees, strict=True))
-        return trees
+        drafted = draft(requests)
+        drafts.extend(zip(texts, drafted.trees, strict=True))
+        return drafted
 
     engine.drafter.draft = record
     return drafts

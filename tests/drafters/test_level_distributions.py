@@ -10,6 +10,7 @@ from scipy import stats
 
 from specengine import SamplingParams
 from specengine.draft_trees.tree_shape import TreeShape
+from tests.drafters.requests import with_logits
 from tests.drafters.table_drafter import Table
 from tests.rules.drafting import TREES, sampled
 
@@ -38,7 +39,7 @@ def p_value(replacement: bool, told: bool) -> float:
     """Compares drawn trees with those that are enumerated with or without replacement."""
     law = {tuple(tree.tokens[1:]): tree.probability for tree in sampled(draft_of, told, TREES["backbone"])}
     assert sum(law.values()) == pytest.approx(1)
-    trees, _ = table(replacement).draft_with_logits([request_of(seed) for seed in range(DRAWS)], sampled=True)
+    trees, _ = with_logits(table(replacement), [request_of(seed) for seed in range(DRAWS)], sampled=True)
     found = Counter((first, left, right, second) for _, first, second, left, right in (tree.tokens for tree in trees))
     assert set(found) <= set(law) and trees[0].parents == [-1, 0, 0, 1, 1]
     wanted, seen = np.array([DRAWS * law[tree] for tree in law]), np.array([found[tree] for tree in law])
@@ -59,7 +60,7 @@ def test_a_law_with_replacement_is_not_mistaken_for_one_without():
 
 
 def test_the_rule_gets_the_logits_that_the_children_were_drawn_from():
-    (tree,), found = table().draft_with_logits([request_of(7)], sampled=True)
+    (tree,), found = with_logits(table(), [request_of(7)], sampled=True)
     expanded = [0, 1]
     assert [row >= 0 for row in found.rows.tolist()] == [node in expanded for node in range(5)]
     assert found.logits[found.rows[expanded].long()].equal(LOGITS[[tree.tokens[node] for node in expanded]])
@@ -71,11 +72,11 @@ def test_at_temperature_0_and_beside_probabilities_children_are_the_likeliest():
     greedy = request_of(3)
     greedy.params = SamplingParams()
     for request, drawn in ((greedy, True), (greedy, False), (request_of(3), False)):
-        (tree,), _ = table().draft_with_logits([request], drawn)
+        (tree,), _ = with_logits(table(), [request], drawn)
         assert list(tree.tokens[1:3]) == best
 
 
 def test_a_request_drafts_no_deeper_than_it_goes():
-    trees, found = table().draft_with_logits([request_of(1, limit) for limit in (0, 1, 2)], sampled=True)
+    trees, found = with_logits(table(), [request_of(1, limit) for limit in (0, 1, 2)], sampled=True)
     assert [len(tree.tokens) for tree in trees] == [1, 3, 5]
     assert [row >= 0 for row in found.rows.tolist()] == [False, True, False, False, True, True, False, False, False]

@@ -5,6 +5,7 @@ import pytest
 
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.drafters.lookahead.drafter import Config, Lookahead
 from specengine.ops import native
 from tests.drafters import transcriptions
@@ -66,17 +67,17 @@ def test_a_warm_pool_knows_what_was_said_before():
 
 def test_the_prompt_s_ngrams_are_drafted_where_asked_for():
     for prompt in (True, False):
-        (tree,) = drafter_of(prompt=prompt, ngram=3).draft([sequence_of([20, 21, 22, 7, 20])])
+        (tree,) = drafter_of(prompt=prompt, ngram=3).draft([sequence_of([20, 21, 22, 7, 20])]).trees
         assert ((21, 22) in paths_of(tree)) == prompt
 
 
 @pytest.mark.parametrize("prompt", [True, False])
 def test_the_answer_s_ngrams_are_drafted_where_those_of_the_prompt_are(prompt):
     drafter, request = drafter_of(prompt=prompt, ngram=3), sequence_of([40, 41])
-    drafter.draft([request])
+    draft = drafter.draft([request])
     request.tokens += [20, 21, 22, 20]
-    drafter.observe([request], [[20, 21, 22, 20]], None)
-    (tree,) = drafter.draft([request])
+    drafter.observe(draft, [[20, 21, 22, 20]], None)
+    (tree,) = drafter.draft([request]).trees
     assert ((21, 22) in paths_of(tree)) == prompt
     assert pool_of(drafter.pool) == ({40: [(41, 20)], 41: [(20, 21)], 20: [(21, 22)], 21: [(22, 20)]} if prompt else {})
 
@@ -104,7 +105,9 @@ def test_what_does_not_pay_is_left_out_for_most_cycles():
 def test_no_choices_are_made_where_nothing_is_drafted(monkeypatch):
     for drafts in (False, True):
         engine, asked = tiny_engine("lookahead,adaptive=false"), []
-        monkeypatch.setattr(engine.drafter.policy, "draft_whole", lambda requests, grow, drafts=drafts: grow(drafts))
+        monkeypatch.setattr(
+            engine.drafter.policy, "draft_whole", lambda requests, grow, drafts=drafts: Draft(requests, grow(drafts))
+        )
         monkeypatch.setattr(engine.drafter, "observe_choices", lambda *_, asked=asked: asked.append(1))
         engine.generate(PROMPTS[0], GREEDY)
         assert bool(asked) == drafts

@@ -62,7 +62,7 @@ def check_chains(bench, reading, states=lambda hidden_states: hidden_states.last
     for committed in (None, *COMMITTED):
         if committed:
             bench.commit(committed)
-        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
             known = len(request.tokens) - 1
             if known:
                 hidden_states = states(bench.hidden_states(request.tokens))[:known]
@@ -87,7 +87,7 @@ def test_every_node_is_among_the_likeliest_of_the_reading(tmp_path, preset, beam
     bench = bench_of(tmp_path, preset, state, f"top_k=3,levels=3,beam={beam},adaptive=false")
     reading = reading_of(preset, state)
     bench.commit(COMMITTED[0])
-    for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+    for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
         known = bench.hidden_states(request.tokens).last[: len(request.tokens) - 1]
         for node in {parent for parent in tree.parents if parent >= 0}:
             likeliest = reading.logits(known, [*request.tokens[1:], *path_to(tree, node)]).topk(3).indices.tolist()

@@ -47,7 +47,7 @@ def drafts_of(spec, preset):
             bench.commit(committed)
         seen = []
         network.logits = lambda read, seen=seen: seen.append(logits(read)) or seen[-1]
-        trees = [(tree.tokens, tree.parents) for tree in bench.drafter.draft(bench.requests)]
+        trees = [(tree.tokens, tree.parents) for tree in bench.drafter.draft(bench.requests).trees]
         drafts.append((trees, torch.cat(seen).tolist()))
     return drafts
 

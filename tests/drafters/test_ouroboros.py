@@ -62,33 +62,32 @@ def test_it_is_the_algorithm(drafter_of, length, window, ngram, suffixes, inspir
 
 
 def drafted(drafter, request, sentence, phrases=()):
-    """The tree where the small model says a sentence and the pool has these phrases behind it."""
+    """The draft where the small model says a sentence and the pool has these phrases behind it."""
     for phrase in phrases:
         drafter.pool.insert(sentence[-1], phrase)
     drafter._sentences.draft = lambda cache, requests, states, goals, noise: states[0].sentence.extend(sentence)
-    (tree,) = drafter.draft([request])
-    return tree
+    return drafter.draft([request])
 
 
 def test_the_newest_phrases_are_the_suffixes(drafter_of):
-    tree = drafted(
+    draft = drafted(
         drafter_of(length=2, ngram=3, suffixes=2), sequence_of([9]), [20, 21], [[30, 31], [40, 41], [40, 42]]
     )
-    assert paths_of(tree) == prefixes([[20, 21, 40, 41], [20, 21, 40, 42]])
+    assert paths_of(draft.trees[0]) == prefixes([[20, 21, 40, 41], [20, 21, 40, 42]])
 
 
 def test_inspiration_reads_what_the_target_says_behind_refused_tokens(drafter_of):
     drafter, request = drafter_of(length=5, ngram=3, suffixes=0), sequence_of([9])
-    drafted(drafter, request, [20, 21, 22, 23, 24])
+    draft = drafted(drafter, request, [20, 21, 22, 23, 24])
     # refused from 21 on; behind it the target says 22 23, behind 22 it says 23 7, behind 23 something else
-    drafter.observe_choices([request], [[20, 50]], [[20, 50, 22, 23, 7, 8]])
+    drafter.observe_choices(draft, [[20, 50]], [[20, 50, 22, 23, 7, 8]])
     assert pool_of(drafter.pool) == {21: [(22, 23)], 22: [(23, 7)]}
 
 
 def test_inspiration_needs_a_refused_token(drafter_of):
     drafter, request = drafter_of(length=3, ngram=3, suffixes=0), sequence_of([9])
-    drafted(drafter, request, [20, 21, 22])
-    drafter.observe_choices([request], [[20, 21, 22, 23]], [[20, 21, 22, 23]])
+    draft = drafted(drafter, request, [20, 21, 22])
+    drafter.observe_choices(draft, [[20, 21, 22, 23]], [[20, 21, 22, 23]])
     assert len(drafter.pool) == 0
 
 
@@ -98,7 +97,8 @@ def test_inspiration_needs_a_refused_token(drafter_of):
 ])  # fmt: skip
 def test_refinement_takes_the_target_s_word_for_a_suffix(drafter_of, refine, whole, refined):
     drafter, request = drafter_of(length=2, ngram=3, suffixes=2, refine=refine, inspire=False), sequence_of([9])
-    tree = drafted(drafter, request, [20, 21], [[30, 31], [40, 41]])
+    draft = drafted(drafter, request, [20, 21], [[30, 31], [40, 41]])
+    (tree,) = draft.trees
     said = dict(zip([(), *sorted(paths_of(tree), key=len)], range(60, 80), strict=False))
     said |= {(): 20, (20,): 21 if whole else 50}
     paths = {0: ()}
@@ -106,7 +106,7 @@ def test_refinement_takes_the_target_s_word_for_a_suffix(drafter_of, refine, who
         paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
     behind = said[20, 21]
     committed = [20, 21, behind] if whole else [20, 50]
-    drafter.observe_choices([request], [committed], [[said[paths[node]] for node in range(len(tree.tokens))]])
+    drafter.observe_choices(draft, [committed], [[said[paths[node]] for node in range(len(tree.tokens))]])
     along = [(behind, said[20, 21, 30]), (behind, said[20, 21, 40])]
     assert pool_of(drafter.pool) == {21: along if refined else [(30, 31), (40, 41)]}
 
@@ -196,7 +196,7 @@ def test_rules_that_draw_from_a_residual_get_drafts_that_share_none_of_its_noise
 
     def drafted(wants, seed):
         request = Request([5, 9, 13], SAMPLED, seed, 48, frozenset(), None)
-        ((tree,), _) = draft_for_rule(drafter, wants, [request])
+        (tree,) = draft_for_rule(drafter, wants, [request]).trees
         drafter.release(request)
         return tuple(tree.tokens)
 

@@ -27,7 +27,7 @@ def check_chains(bench, reading):
     for committed in (None, *COMMITTED):
         if committed:
             bench.commit(committed)
-        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
             known = len(request.tokens) - 1
             if not known:
                 assert tree.parents == [-1]

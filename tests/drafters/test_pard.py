@@ -40,7 +40,7 @@ def check_chains(bench, reading, order=ORDER, drafts=None):
     for committed in (None, *COMMITTED):
         if committed:
             bench.commit(committed)
-        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+        for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
             features = reading.features(bench.hidden_states(request.tokens), order)
             logits = reading.logits(request.tokens, features, 4)
             assert tree.tokens[1:] == logits.argmax(-1).tolist() and tree.parents == [-1, 0, 1, 2, 3]
@@ -117,7 +117,7 @@ def paths(tree):
 
 def test_a_ddtree_has_the_likeliest_paths_of_the_levels_distributions(tmp_path):
     bench, reading = Bench(spec_of(tmp_path, True), PROMPTS, "length=3,nodes=24,adaptive=false"), reading_of(True)
-    for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+    for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
         features = reading.features(bench.hidden_states(request.tokens))
         levels = [dict(enumerate(row)) for row in reading.logits(request.tokens, features, 3).log_softmax(-1).tolist()]
         best = [sorted(level, key=level.get)[-24:] for level in levels]
@@ -134,7 +134,7 @@ def test_a_jetspec_tree_gives_the_likeliest_nodes_all_their_children(tmp_path):
         Bench(spec_of(tmp_path, False), PROMPTS, "tree=jetspec,top_k=3,length=3,nodes=14,adaptive=false"),
         reading_of(False),
     )
-    for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests), strict=True):
+    for request, tree in zip(bench.requests, bench.drafter.draft(bench.requests).trees, strict=True):
         best = reading.logits(request.tokens, torch.zeros(len(request.tokens), 0), 3).topk(3).indices.tolist()
         counts = [tree.parents.count(node) for node in range(len(tree.tokens))]
         assert len(tree.tokens) == 14 and {*counts} <= {0, 1, 3} and counts.count(1) == 1
@@ -192,7 +192,7 @@ def test_the_projection_may_lie_in_a_safetensors_file(tmp_path):
     (tmp_path / "pard" / "warp_model.bin").unlink()
     save_file(warp_state(HIDDEN), tmp_path / "pard" / "warp_model.safetensors")
     other = Bench(spec, PROMPTS, CHAIN)
-    drafts = [[tree.tokens for tree in each.drafter.draft(each.requests)] for each in (bench, other)]
+    drafts = [[tree.tokens for tree in each.drafter.draft(each.requests).trees] for each in (bench, other)]
     assert drafts[0] == drafts[1]
 
 
@@ -200,7 +200,7 @@ def test_a_bias_of_the_projection_counts(tmp_path):
     warp = warp_state(HIDDEN) | {"target_proj.bias": torch.full((48,), 3.0)}
     spec = f"pard:{write_pard(tmp_path / 'pard', warp, pard2_proj_bias=True)}"
     biased, plain = (Bench(each, PROMPTS, CHAIN) for each in (spec, spec_of(tmp_path / "plain", True)))
-    drafts = [[tree.tokens for tree in each.drafter.draft(each.requests)] for each in (biased, plain)]
+    drafts = [[tree.tokens for tree in each.drafter.draft(each.requests).trees] for each in (biased, plain)]
     assert drafts[0] != drafts[1]
 
 

@@ -26,7 +26,7 @@ def drafter_of(costs=CHEAP, **options):
 
 
 def draft(tokens, *, limit=100, **options):
-    (tree,) = drafter_of(adaptive=False, **options).draft([sequence_of(tokens, limit)])
+    (tree,) = drafter_of(adaptive=False, **options).draft([sequence_of(tokens, limit)]).trees
     return tree
 
 
@@ -34,9 +34,10 @@ def say(drafter, request, tokens):
     """Returns tree sizes while the target commits `tokens`, one per cycle, whichever of them were drafted."""
     sizes = []
     for token in tokens:
-        sizes.append(len(drafter.draft([request])[0].tokens))
+        draft = drafter.draft([request])
+        sizes.append(len(draft.trees[0].tokens))
         request.tokens.append(token)
-        drafter.observe([request], [[token]], None)
+        drafter.observe(draft, [[token]], None)
     return sizes
 
 
@@ -86,10 +87,10 @@ def test_likelier_nodes_come_first():
 
 def test_the_index_grows_with_the_sequence():
     request, drafter = sequence_of([1, 2, 3], 9), drafter_of(adaptive=False)
-    assert drafter.draft([request])[0].tokens == [3]
+    assert drafter.draft([request]).trees[0].tokens == [3]
     request.tokens += [1, 2]
-    assert drafter.draft([request]) == drafter.draft([sequence_of(request.tokens, 9)])
-    assert paths(drafter.draft([request])[0]) == [[3, 1, 2]]
+    assert drafter.draft([request]).trees == drafter.draft([sequence_of(request.tokens, 9)]).trees
+    assert paths(drafter.draft([request]).trees[0]) == [[3, 1, 2]]
 
 
 def test_free_rows_give_the_full_tree_and_dear_ones_the_root_alone():
@@ -117,7 +118,7 @@ def kept_and_broken(kept, count, first):
 def test_the_tree_shrinks_to_the_root_where_matches_mislead_and_grows_back_without_a_probe():
     drafter, request = drafter_of(), sequence_of(PAIRS)
     assert say(drafter, request, [9, 100])[-1] == 1
-    assert len(drafter.draft([request])[0].tokens) > 1
+    assert len(drafter.draft([request]).trees[0].tokens) > 1
     say(drafter, request, [9])
     sizes = say(drafter, request, kept_and_broken(False, 40, first=0))
     assert sizes[-30:] == [1] * 30
@@ -127,9 +128,9 @@ def test_the_tree_shrinks_to_the_root_where_matches_mislead_and_grows_back_witho
 
 def test_what_one_request_accepts_is_where_the_next_one_starts():
     drafter, asked = drafter_of(), [*PAIRS, 9, 100]
-    (naive,) = drafter.draft([sequence_of(asked)])
+    (naive,) = drafter.draft([sequence_of(asked)]).trees
     say(drafter, sequence_of(PAIRS), kept_and_broken(False, 60, first=0))
-    (taught,) = drafter.draft([sequence_of(asked)])
+    (taught,) = drafter.draft([sequence_of(asked)]).trees
     assert len(taught.tokens) == 1 < len(naive.tokens)
 
 
@@ -141,9 +142,9 @@ def test_equal_observations_give_equal_trees():
 
 def test_several_tokens_committed_at_once_are_learned_like_one_after_the_other():
     at_once, drafter = sequence_of(LOOP * 3), drafter_of(adaptive=False)
-    drafter.draft([at_once])
+    draft = drafter.draft([at_once])
     at_once.tokens += LOOP[:5]
-    drafter.observe([at_once], [LOOP[:5]], None)
+    drafter.observe(draft, [LOOP[:5]], None)
     one_by_one, other = sequence_of(LOOP * 3), drafter_of(adaptive=False)
     say(other, one_by_one, LOOP[:5])
     assert drafter.acceptance.rates() == other.acceptance.rates()
@@ -151,10 +152,10 @@ def test_several_tokens_committed_at_once_are_learned_like_one_after_the_other()
 
 def test_a_batch_shares_the_rows():
     alone, drafter = sequence_of(LOOP * 4), drafter_of()
-    (tree,) = drafter.draft([alone])
-    trees = drafter.draft([sequence_of(LOOP * 4) for _ in range(8)])
+    (tree,) = drafter.draft([alone]).trees
+    trees = drafter.draft([sequence_of(LOOP * 4) for _ in range(8)]).trees
     assert 1 <= max(len(each.tokens) for each in trees) < len(tree.tokens)
-    first, last = drafter.draft([sequence_of(LOOP * 4), sequence_of(range(50))])
+    first, last = drafter.draft([sequence_of(LOOP * 4), sequence_of(range(50))]).trees
     assert len(last.tokens) == 1 < len(first.tokens)
 
 
@@ -166,7 +167,9 @@ def test_a_fixed_tree_does_not_shrink_and_asks_for_no_costs():
 
 def test_a_match_of_any_length_has_a_rate():
     for length in (1, 2, 15, 16, 17, 40):
-        (tree,) = drafter_of(FREE, nodes=64, length=63, max_ngram=32).draft([sequence_of([*range(length), 99] * 2)])
+        (tree,) = (
+            drafter_of(FREE, nodes=64, length=63, max_ngram=32).draft([sequence_of([*range(length), 99] * 2)]).trees
+        )
         assert tree.tokens[0] == 99
     assert len(drafter_of().acceptance.rates()) == 2 * LONGEST_MATCH.bit_length()
 

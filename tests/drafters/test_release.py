@@ -10,7 +10,7 @@ SPECS = ("prompt_lookup", "suffix,remember=100", "lookahead", "ouroboros:self,la
 @pytest.mark.parametrize("spec", [*SPECS, "combine:prompt_lookup+suffix"])
 def test_nothing_is_kept_of_a_sequence_that_is_over(spec):
     """A call of thousands of prompts holds them all to its end."""
-    core = tiny_engine(spec)._core
+    core = tiny_engine(spec).core
     request = Request([5, 9, 13, 5, 9], SamplingParams(), 0, 48, frozenset(), None)
     core.drafter.draft([request])
     assert request.drafter_states

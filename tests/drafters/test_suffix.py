@@ -32,7 +32,7 @@ def drafter_of(costs=FREE, path=None, **options):
 
 
 def draft(tokens, *, limit=100, path=None, **options):
-    (tree,) = drafter_of(adaptive=False, path=path, **options).draft([sequence_of(tokens, limit)])
+    (tree,) = drafter_of(adaptive=False, path=path, **options).draft([sequence_of(tokens, limit)]).trees
     return tree
 
 
@@ -85,9 +85,9 @@ def test_answers_to_earlier_requests_are_remembered_where_asked_for():
     for remember, expected in ((0, []), (1000, [[12, 13]])):
         drafter = drafter_of(adaptive=False, remember=remember)
         drafter.release(sequence_of([9, 10, 11, 12, 13], prompt_length=2))
-        assert paths(drafter.draft([sequence_of([1, 10, 11])])[0]) == (expected or [[]])
+        assert paths(drafter.draft([sequence_of([1, 10, 11])]).trees[0]) == (expected or [[]])
         drafter.release(sequence_of([1, 2, 3], prompt_length=3))  # nothing was answered
-        assert len(drafter.draft([sequence_of([7, 2])])[0].tokens) == 1
+        assert len(drafter.draft([sequence_of([7, 2])]).trees[0].tokens) == 1
 
 
 def test_memory_of_earlier_requests_is_bounded():
@@ -96,8 +96,8 @@ def test_memory_of_earlier_requests_is_bounded():
         drafter.release(sequence_of([1, *([first, first + 1, first + 2] * 10)]))
         drafter.draft([sequence_of([1])])
         assert sum(map(len, drafter.earlier(None).automata())) <= 200
-    assert len(drafter.draft([sequence_of([87, 88])])[0].tokens) > 1
-    assert len(drafter.draft([sequence_of([0, 1, 2, 0, 1, 99, 6])])[0].tokens) == 1  # long ago
+    assert len(drafter.draft([sequence_of([87, 88])]).trees[0].tokens) > 1
+    assert len(drafter.draft([sequence_of([0, 1, 2, 0, 1, 99, 6])]).trees[0].tokens) == 1  # long ago
 
 
 def test_it_learns_what_pays_and_drafts_no_more_where_nothing_does():
@@ -106,23 +106,24 @@ def test_it_learns_what_pays_and_drafts_no_more_where_nothing_does():
     sizes = {}
     for step in range(60):
         for name, request in (("right", right), ("wrong", wrong)):
-            (tree,) = drafter.draft([request])
+            draft = drafter.draft([request])
+            (tree,) = draft.trees
             sizes.setdefault(name, []).append(len(tree.tokens))
             following = (LOOP * 3)[request.tokens[-1] :] if name == "right" else [20 + step % 70, LOOP[step % 19]]
             committed = following[: tree.accepted(following) + 1] if name == "right" else following
             request.tokens += committed
-            drafter.observe([request], [committed], None)
+            drafter.observe(draft, [committed], None)
     assert sizes["right"][-1] > 8 and max(sizes["wrong"][-10:]) < sizes["right"][-1]
-    assert max(len(tree.tokens) for tree in drafter_of(DEAR).draft([sequence_of(LOOP * 2)])) == 1
+    assert max(len(tree.tokens) for tree in drafter_of(DEAR).draft([sequence_of(LOOP * 2)]).trees) == 1
 
 
 def test_the_sources_learn_apart(corpus):
     drafter = drafter_of(path=corpus)
     request = sequence_of([50, 51, 7, 50, 51])
     for _ in range(30):
-        drafter.draft([request])
+        draft = drafter.draft([request])
         request.tokens += [7, 50, 51]
-        drafter.observe([request], [[7, 50, 51]], None)
+        drafter.observe(draft, [[7, 50, 51]], None)
     own, other = (drafter.rates[source].rates() for source in (OWN, CORPUS))
     kind = 6 + 2  # two tokens matched, the corpus said 52 three times of four
     assert other[kind] < 0.2  # 0.4 at first
@@ -133,10 +134,10 @@ def test_the_sources_learn_apart(corpus):
 def test_what_each_source_drafted_and_what_was_accepted_of_it_is_counted(corpus, adaptive):
     drafter = drafter_of(path=corpus, adaptive=adaptive, length=3)
     request = sequence_of([50, 51, 7, 50, 51])
-    (tree,) = drafter.draft([request])
-    assert paths(tree) == [[7, 50, 51], [52, 53, 54], [60]]
+    draft = drafter.draft([request])
+    assert paths(draft.trees[0]) == [[7, 50, 51], [52, 53, 54], [60]]
     request.tokens, request.accepted_last = [*request.tokens, 7, 50, 3], 2
-    drafter.observe([request], [[7, 50, 3]], None)
+    drafter.observe(draft, [[7, 50, 3]], None)
     assert request.sources == {"text": SourceStats(3, 2), "corpus": SourceStats(4, 0)}
 
 
@@ -144,10 +145,10 @@ def test_a_rest_is_not_learned_from(corpus):
     drafter = drafter_of(path=corpus)
     request = sequence_of([3, 50, 51])
     before = drafter.rates[CORPUS].rates()
-    drafter.draft([request])
+    draft = drafter.draft([request])
     drafter.skip([request])
     request.tokens += [9]
-    drafter.observe([request], [[9]], None)
+    drafter.observe(draft, [[9]], None)
     assert drafter.rates[CORPUS].rates() == before
 
 

@@ -161,7 +161,7 @@ class SlowObserver(NoneDrafter, HiddenStateReader):
     def observe_prompt(self, request, start, hidden_states):
         time.sleep(0.05)
 
-    def observe(self, requests, committed, hidden_states):
+    def observe(self, draft, committed, hidden_states):
         time.sleep(0.01)
 
 

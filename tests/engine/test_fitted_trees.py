@@ -11,6 +11,7 @@ import torch
 from specengine import Engine, SamplingParams
 from specengine.constraints.background import begin_fill, finish_fills
 from specengine.constraints.cut_tree import CutTree, ForcedText
+from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.forced import ForcedPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree
 from specengine.engine.constrained import ConstrainedTrees
@@ -55,16 +56,16 @@ def test_nodes_keep_their_draft_distributions_whichever_nodes_before_them_are_cu
     fitted = ConstrainedTrees([request_of(grammar) for grammar in grammars], 40, DRAFTER, Greedy())
     trees = [DraftTree([10, 11, 12, 13], [-1, 0, 0, 2]), DraftTree([20, 21, 22, 23], [-1, 0, 0, 1])]
     rows = torch.arange(100, 108, dtype=torch.int32)
-    cut, logits = fitted.fit(trees, DraftLogits(torch.zeros(1, 40), rows))
-    assert [tree.tokens for tree in cut] == [[10, 11, 5, 6], [20, 21, 23]]
-    assert logits.rows.tolist() == [100, 101, -1, -1, 104, 105, 107]
+    draft = fitted.fit(Draft([], trees, DraftLogits(torch.zeros(1, 40), rows)))
+    assert [tree.tokens for tree in draft.trees] == [[10, 11, 5, 6], [20, 21, 23]]
+    assert draft.logits.rows.tolist() == [100, 101, -1, -1, 104, 105, 107]
     assert fitted.masks()[:, 0].tolist() == [4] * 4 + [3] * 3
 
 
 def test_a_tree_grows_no_wider_than_the_slots_of_its_request():
     texts = [ForcedText(node, [5] * 20) for node in (1, 2, 3)]
     fitted = ConstrainedTrees([request_of(Grammar(set(), texts), limit=3)], 40, DRAFTER, Greedy())
-    (tree,), _ = fitted.fit([DraftTree([1, 2, 3, 4], [-1, 0, 0, 0])], None)
+    (tree,) = fitted.fit(Draft([], [DraftTree([1, 2, 3, 4], [-1, 0, 0, 0])])).trees
     assert len(tree.tokens) == 3 + 1 + DRAFTER.spare_slots and tree.levels == 3
     fitted.masks()
 

@@ -27,7 +27,7 @@ def waits_of_a_draft(machine, spec, requests=2):
     for request in batch:
         request.tokens += [0, 0, 0, 7]
     machine.device.waits.clear()
-    trees = drafter.draft(batch)
+    trees = drafter.draft(batch).trees
     assert [tree.levels for tree in trees] == [LEVELS] * requests
     return Counter(machine.device.waits)
 

@@ -90,9 +90,9 @@ def handed_over(engine: Engine) -> list[bool]:
         draft = drafter.draft_with_logits
 
         def noted(requests, sampled):
-            trees, logits = draft(requests, sampled)
-            found.append(logits is not None and bool((logits.rows >= 0).any()))
-            return trees, logits
+            drawn = draft(requests, sampled)
+            found.append(drawn.logits is not None and bool((drawn.logits.rows >= 0).any()))
+            return drawn
 
         drafter.draft_with_logits = noted
     return found
@@ -161,8 +161,8 @@ def test_children_beside_their_probabilities_are_those_of_a_plain_draft(specs, n
         draft = engine.drafter.draft
 
         def noted(requests, wants=wants, drafter=engine.drafter, draft=draft, own=own):
-            drafted = draft(requests) if wants is Wants.NOTHING else draft_for_rule(drafter, wants, requests)[0]
-            own.append([paths(tree) for tree in drafted])
+            drafted = draft(requests) if wants is Wants.NOTHING else draft_for_rule(drafter, wants, requests)
+            own.append([paths(tree) for tree in drafted.trees])
             return drafted
 
         engine.drafter.draft = noted

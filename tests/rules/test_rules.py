@@ -210,9 +210,9 @@ def test_a_drafter_s_bad_logits_are_an_error_and_the_engine_stays_usable(monkeyp
     draft = engine.drafter.draft_with_logits
 
     def poisoned(requests, sampled):
-        trees, logits = draft(requests, sampled)
-        logits.logits[0, 3] = torch.nan
-        return trees, logits
+        drawn = draft(requests, sampled)
+        drawn.logits.logits[0, 3] = torch.nan
+        return drawn
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.drafter, "draft_with_logits", poisoned)

@@ -110,8 +110,8 @@ def laws(spec: str, rule: str) -> tuple[float, float]:
     draft = engine.drafter.draft_with_logits
 
     def flatter(requests, sampled):
-        trees, logits = draft(requests, sampled)
-        return trees, replace(logits, logits=0.5 * logits.logits)
+        drawn = draft(requests, sampled)
+        return replace(drawn, logits=replace(drawn.logits, logits=0.5 * drawn.logits.logits))
 
     engine.drafter.draft_with_logits = flatter
     return p_value(right, expected), p_value(counted(engine, allowed), expected)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from specengine.bench.peers.base import Peer
 from specengine.bench.race.contenders import ContenderEngine
+from specengine.draft_policy.policy import DraftPolicy
 from specengine.engine.engine import Engine
 
 CAPTION = (
@@ -20,7 +21,7 @@ CAPTION = (
 
 def expert_passes(engine: ContenderEngine | Peer) -> list[dict[str, Any]]:
     """Returns what an engine's policy recorded, by rows; empty without a policy, and for a dense model."""
-    policy = engine.drafter.policy if isinstance(engine, Engine) else None
+    policy: DraftPolicy | None = getattr(engine.drafter, "policy", None) if isinstance(engine, Engine) else None
     if policy is None or policy.costs.experts is None:
         return []
     return [

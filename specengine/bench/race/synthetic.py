@@ -13,6 +13,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceDrafter
@@ -111,7 +112,7 @@ class Synthetic(Drafter, DeviceDrafter):
     def max_nodes(self) -> int:
         return 1 + self.config.k * len(self.rates)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
         if self._cost and requests:
             roots = torch.tensor([r.tokens[-1] for r in requests], dtype=torch.int32, device=self._device)
             lengths = torch.tensor([len(r.tokens) - 1 for r in requests], dtype=torch.int32, device=self._device)
@@ -121,7 +122,7 @@ class Synthetic(Drafter, DeviceDrafter):
             nodes = min(self.max_nodes, 1 + self.config.k * request.draft_limit)
             tokens = self._tokens[(len(request.tokens) - 1) % PERIOD, 1:nodes].tolist()
             trees.append(DraftTree([request.tokens[-1], *tokens], self._parents[:nodes]))
-        return trees
+        return Draft(requests, trees)
 
     def draft_on_device(self, slots: DraftBatch) -> TreeBatch:
         nodes = slots.nodes

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_policy.draft import Draft
+from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import (
     CacheCompanion,
@@ -56,13 +56,6 @@ class Config:
     def __post_init__(self) -> None:
         if self.nodes != 0:
             check_range("nodes", self.nodes, 2, MAX_NODES)
-
-
-class State(NamedTuple):
-    """The last draft of a request. sources: the trees that it was made of, with their parts' names."""
-
-    tree: DraftTree
-    sources: list[tuple[str, ScoredTree]]
 
 
 class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker, DeviceStateDrafter):
@@ -159,29 +152,22 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
                 with charged(self.policy, number, len(hidden_states)):
                     part.observe_prompt(request, start, hidden_states)
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        joined = Draft(draft.requests, draft.trees)  # a part's own policy learns nothing
         for part in self.parts:
             reads = isinstance(part, HiddenStateReader) and part.reads_hidden_states
-            part.observe(requests, committed, hidden_states if reads else None)
-        for request, tokens in zip(requests, committed, strict=True):
-            state: State = request.drafter_states[self]
-            count_sources(request, state.tree, state.sources, tokens)
-        self.policy.observe(requests, committed)
+            part.observe(joined, committed, hidden_states if reads else None)
+        for i, tree in enumerate(draft.steps[-1].trees if draft.steps else ()):
+            sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
+            count_sources(draft.requests[i], tree, sources, committed[i])
+        self.policy.observe(draft, committed)
 
     def release(self, request: DraftRequest) -> None:
         for part in self.parts:
             part.release(request)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        if not requests:
-            return []
-        draft = self.policy.draft(requests)
-        for i, request in enumerate(requests):
-            sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
-            request.drafter_states[self] = State(draft.trees[i], sources)
-        return draft.trees
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return self.policy.draft(requests)
 
     @property
     def device_rows(self) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specengine.draft_trees.tree import DraftLogits, DraftTree
+from specengine.draft_policy.draft import Draft
+from specengine.draft_trees.tree import DraftLogits
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.capabilities import LogitsDrafter
 from specengine.drafters.distributions.columns import Columns
@@ -54,14 +55,14 @@ class LevelDistributions(LogitsDrafter):
     def gives_logits(self, wants: Wants) -> bool:
         return wants in (Wants.SAMPLED_ONLY, Wants.PROBABILITIES) or (wants is Wants.SAMPLES and self.samples)
 
-    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> tuple[list[DraftTree], DraftLogits]:
+    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> Draft:
         device, columns, choose = self.logits_device, self.columns, likeliest_children(self.columns)
         if sampled:
             choose = drawn_children(requests, self.replacement, columns, device)
         trees, logits = self.grow_levels(requests, choose)
         rows = torch.tensor([row for growth in trees for row in growth.rows], dtype=torch.int32, device=device)
         found = DraftLogits(stack_rows(logits), rows, columns.index, self.replacement)
-        return [growth.tree for growth in trees], found
+        return Draft(requests, [growth.tree for growth in trees], found)
 
     def room_for_logits(self, nodes: int) -> DraftLogits:
         device, columns = self.logits_device, self.columns

@@ -19,6 +19,7 @@ import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.base import Drafter
@@ -92,13 +93,11 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         self.small.check_tokenizer(tokenizer)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
         return self.policy.draft_whole(requests, partial(self._trees, requests))
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        self.policy.observe(requests, committed)
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        self.policy.observe(draft, committed)
 
     def release(self, request: DraftRequest) -> None:
         self.small.release(request)

@@ -14,6 +14,7 @@ from math import exp
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.dynamic import DynamicTrees
 from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
@@ -118,13 +119,11 @@ class Eagle(ReadsPairs, Drafter):
     def spare_slots(self) -> int:
         return max(self.max_nodes, self.config.expanded)
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
         if self._drafted and self._tree_draft:  # the next cycle probably drafts too
             self._drafted = False
             self._tree_draft.fetch()
-        super().observe(requests, committed, hidden_states)
+        super().observe(draft, committed, hidden_states)
 
     def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         self._levels = 0

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from specengine.cache.kv_cache import KVCache
+from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.policy import DraftPolicy
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
     CacheCompanion,
@@ -40,8 +40,8 @@ class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDi
         Every request has at least one unread pair, and room for a drafted token.
         """
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.policy.draft(requests).trees if requests else []
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return self.policy.draft(requests)
 
     def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
@@ -53,14 +53,12 @@ class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDi
     def levels_for(self, request: DraftRequest) -> int:
         return request.draft_limit if self.pairs.begin_draft([request]) else 0
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
         assert hidden_states is not None  # a HiddenStateReader is given them
-        self.pairs.observe(requests, committed, hidden_states)
-        for request, tokens in zip(requests, committed, strict=True):
+        self.pairs.observe(draft.requests, committed, hidden_states)
+        for request, tokens in zip(draft.requests, committed, strict=True):
             self.calibrated.learn(request, tokens)
-        self.policy.observe(requests, committed)
+        self.policy.observe(draft, committed)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         self.calibrated.forget(requests)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from specengine._C import PhrasePool
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -80,16 +81,11 @@ class Lookahead(Drafter, ChoiceReader):
         """Writes the pool to a file for `pool=FILE`; see PhraseStore.save."""
         self._phrases.save(path)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
         return self.policy.draft_whole(requests, lambda drafts: self._trees(requests, drafts))
 
-    def observe_choices(
-        self,
-        requests: Sequence[DraftRequest],
-        committed: Sequence[list[int]],
-        choices: Sequence[Sequence[int]],
-    ) -> None:
-        for request, tokens, own in zip(requests, committed, choices, strict=True):
+    def observe_choices(self, draft: Draft, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]) -> None:
+        for request, tokens, own in zip(draft.requests, committed, choices, strict=True):
             state: State | None = request.drafter_states.get(self)
             # A captured cycle may have cut the tree, so that nodes of the column have no choice.
             if state is not None and state.column and max(state.column) < len(own):
@@ -97,13 +93,11 @@ class Lookahead(Drafter, ChoiceReader):
                 for token, phrase in state.window.advance(root, [own[node] for node in state.column]):
                     state.pool.insert(token, phrase)
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        for request in requests if self.config.prompt else ():
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        for request in draft.requests if self.config.prompt else ():
             if state := request.drafter_states.get(self):
                 state.pool_text(request.tokens, self.config.ngram)
-        self.policy.observe(requests, committed)
+        self.policy.observe(draft, committed)
 
     def _trees(self, requests: Sequence[DraftRequest], drafts: bool) -> list[DraftTree]:
         for request in requests:

@@ -14,9 +14,10 @@ from torch.nn import functional
 
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
@@ -138,23 +139,21 @@ class Medusa(Drafter, HiddenStateReader, ScoredDrafter, LevelDistributions, Netw
     def max_nodes(self) -> int:
         return self.candidates.nodes
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.policy.draft(requests).trees if requests else []
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return self.policy.draft(requests)
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         request.drafter_states[self] = State(hidden_states.last[-1:].clone())
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
         assert hidden_states is not None  # a HiddenStateReader is given them
         ends = accumulate(map(len, committed))
         rows = hidden_states.rows([end - 1 for end in ends]).last
-        parts = [rows] if len(requests) == 1 else rows.split(1)
-        for request, tokens, row in zip(requests, committed, parts, strict=True):
+        parts = [rows] if len(committed) == 1 else rows.split(1)
+        for request, tokens, row in zip(draft.requests, committed, parts, strict=True):
             self.calibrated.learn(request, tokens)
             request.drafter_states[self] = State(row)
-        self.policy.observe(requests, committed)
+        self.policy.observe(draft, committed)
 
     def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]

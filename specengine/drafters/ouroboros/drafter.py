@@ -19,6 +19,7 @@ from pathlib import Path
 from specengine._C import MAX_NODES, PhrasePool
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftLogits, DraftTree
 from specengine.drafters.base import Drafter
@@ -87,30 +88,23 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         self.small.check_tokenizer(tokenizer)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
         return self.policy.draft_whole(requests, partial(self._trees, requests, True))
 
-    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> tuple[list[DraftTree], None]:
+    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> Draft:
         # These rules draw their residual with the noise of `match`. Drafts with the same noise would bias the output.
-        return self.policy.draft_whole(requests, partial(self._trees, requests, False)), None
+        return self.policy.draft_whole(requests, partial(self._trees, requests, False))
 
     def room_for_logits(self, nodes: int) -> DraftLogits | None:
         return None  # phrases have no distribution
 
-    def observe_choices(
-        self,
-        requests: Sequence[DraftRequest],
-        committed: Sequence[list[int]],
-        choices: Sequence[Sequence[int]],
-    ) -> None:
-        for request, tokens, own in zip(requests, committed, choices, strict=True):
+    def observe_choices(self, draft: Draft, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]) -> None:
+        for request, tokens, own in zip(draft.requests, committed, choices, strict=True):
             if state := request.drafter_states.get(self.small):
                 self._learn(state, tokens, own)
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        self.policy.observe(requests, committed)
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        self.policy.observe(draft, committed)
 
     def release(self, request: DraftRequest) -> None:
         self.small.release(request)

@@ -12,9 +12,10 @@ import torch
 from specengine.cache.cache_batch import CacheBatch
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.rank_paths import RankCandidates, RankTree
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders
 from specengine.drafters.base import Drafter
@@ -142,16 +143,14 @@ class Pard(
             with charged(self.policy, 0, len(hidden_states)):
                 self._rows.observe_prompt(request, start, hidden_states)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.policy.draft(requests).trees if requests else []
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return self.policy.draft(requests)
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        self._rows.observe(requests, committed, hidden_states)
-        for request, tokens in zip(requests, committed, strict=True):
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        self._rows.observe(draft.requests, committed, hidden_states)
+        for request, tokens in zip(draft.requests, committed, strict=True):
             self.calibrated.learn(request, tokens)
-        self.policy.observe(requests, committed)
+        self.policy.observe(draft, committed)
 
     def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]

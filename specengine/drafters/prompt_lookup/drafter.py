@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from specengine._C import LONGEST_MATCH, MAX_NODES, NgramIndex
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import DraftTree, TreeBatch
+from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import DeviceDrafter, ScoredDrafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
@@ -93,8 +94,8 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
     def max_nodes(self) -> int:
         return min(self.config.nodes, self.config.length + 1) if self._on_device else self.config.nodes
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        return self.policy.draft(requests).trees if requests else []
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return self.policy.draft(requests)
 
     def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
         least = UNLIKELY if min_gain else 0.0
@@ -113,11 +114,9 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
         """Returns chains: the continuation of the longest match."""
         return batch.lookup(ngrams=(self.config.min_ngram, LONGEST_MATCH))
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        self.policy.observe(requests, committed)
-        for request, tokens in zip(requests, committed, strict=True):
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        self.policy.observe(draft, committed)
+        for request, tokens in zip(draft.requests, committed, strict=True):
             state: State | None = request.drafter_states.get(self)
             if state is None:  # nothing was ever drafted for it
                 continue

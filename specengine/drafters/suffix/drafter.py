@@ -16,6 +16,7 @@ from pathlib import Path
 from specengine._C import MATCHED, SuffixAutomaton, TextCorpus, TextDrafts
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
@@ -53,14 +54,13 @@ class State:
     """What the drafter remembers of one request.
 
     text: all tokens but those since the last draft.  rates: by source, how often each kind of node was right.
-    sources, drafts: of the last draft.  tree: the tree that draft() returned.
+    sources, drafts: of the last draft.
     """
 
     rates: list[Acceptance]
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     sources: list[int] = field(default_factory=list)
     drafts: TextDrafts | None = None
-    tree: DraftTree | None = None
 
 
 class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
@@ -108,26 +108,21 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
         least = UNLIKELY if min_gain else 0.0
         return [self._grown(request, least) for request in requests]
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        trees = self.policy.draft(requests).trees if requests else []
-        for request, tree in zip(requests, trees, strict=True):
-            if state := request.drafter_states.get(self):
-                state.tree = tree
-        return trees
+    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
+        return self.policy.draft(requests)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         for request in requests:
             if state := request.drafter_states.get(self):
                 state.drafts = None
 
-    def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
-    ) -> None:
-        for request, tokens in zip(requests, committed, strict=True):
+    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
+        # As a part of a combination, which counts its nodes itself, it has made no step.
+        drafted: Sequence[DraftTree | None] = draft.steps[0].trees if draft.steps else [None] * len(committed)
+        for request, tree, tokens in zip(draft.requests, drafted, committed, strict=True):
             state: State | None = request.drafter_states.get(self)
             if state is None or state.drafts is None:  # nothing was drafted for it
                 continue
-            tree = state.tree
             if tree is not None and len(tree.tokens) > 1:
                 names = [NAMES[source] for source in state.sources]
                 accepted = tokens[: request.accepted_last]
@@ -135,7 +130,7 @@ class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
             for text, kind, right in state.drafts.judge(tokens):
                 state.rates[state.sources[text]].observe(kind, right)
             state.drafts = None
-        self.policy.observe(requests, committed)
+        self.policy.observe(draft, committed)
 
     @property
     def learned(self) -> list[list[float]]:

@@ -118,9 +118,9 @@ class DeviceBatch:
         if self._drafts_in_cycles:
             nodes = runner.graphs.choose(size)
         else:
-            trees, logits = draft_for_rule(runner.drafter, runner.wants, self.requests)
-            nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in trees))
-            runner.graphs.of(size, nodes, self._constrained).take(trees, logits, self._slots)
+            self._draft = draft_for_rule(runner.drafter, runner.wants, self.requests)
+            nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in self._draft.trees))
+            runner.graphs.of(size, nodes, self._constrained).take(self._draft, self._slots)
             self._clock.mark("draft")
         self._launched.append(runner.launch(size, nodes, self._constraints()))
 
@@ -164,10 +164,10 @@ class DeviceBatch:
         if isinstance(drafter, ChoiceReader):
             chosen = batch.choices.tolist()
             choices = [chosen[slot * nodes : (slot + 1) * nodes] for slot in self._slots]
-            drafter.observe_choices(self.requests, committed, choices)
+            drafter.observe_choices(self._draft, committed, choices)
         reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
         hidden_states = batch.hidden_states.rows(rows) if reads else None
-        drafter.observe(self.requests, committed, hidden_states)
+        drafter.observe(self._draft, committed, hidden_states)
         self._clock.mark("draft")
 
     def _no_token(self, b: int, count: int) -> str:

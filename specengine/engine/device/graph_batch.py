@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from specengine.constraints import Constraint
-from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.draft_policy.draft import Draft
+from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import ChoiceReader, DeviceStateDrafter, drafts_in_cycles
 from specengine.engine.device.buffers import DeviceBuffers
@@ -99,14 +100,13 @@ class GraphBatch:
         tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
         return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
 
-    def take(self, trees: Sequence[DraftTree], logits: DraftLogits | None, slots: Sequence[int]) -> None:
+    def take(self, draft: Draft, slots: Sequence[int]) -> None:
         """Copies trees that were drafted on the host, one per running request, to the requests' slots.
 
         Drops the last nodes in drafting order of a tree that is wider than this batch.
-        logits: the distributions of the drafted tokens, where the rule reads them.
         """
         shape = (self.size, self.nodes)
-        batch = TreeBatch.of(trees, torch.device("cpu"), masked=True)
+        batch = TreeBatch.of(draft.trees, torch.device("cpu"), masked=True)
         starts, words = batch.row_start.tolist(), self._ancestors.shape[1]
         counts = [min(self.nodes, end - first) for first, end in pairwise(starts)]
         places = list(zip(slots, starts[:-1], counts, strict=True))
@@ -119,7 +119,7 @@ class GraphBatch:
 
         for name in ("tokens", "parents", "depths"):
             getattr(self._tree, name).copy_(torch.from_numpy(padded(getattr(batch, name))), non_blocking=True)
-        if logits is not None:
+        if (logits := draft.logits) is not None:
             assert self.draft_logits is not None  # the drafter's room_for_logits made them
             _copy_logits(self.draft_logits, logits.logits, padded(logits.rows.cpu()))
         bits = np.zeros((*shape, words), dtype=np.int32)

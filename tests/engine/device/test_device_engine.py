@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specengine import AsyncEngine, SamplingParams
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.base import Drafter
 from specengine.engine.device.cycle_graphs import buckets_up_to, widths_up_to
@@ -70,9 +71,9 @@ class SlowDrafter(Drafter):
 
     def draft(self, requests):
         time.sleep(0.01)
-        return [DraftTree([request.tokens[-1]], [-1]) for request in requests]
+        return Draft(requests, [DraftTree([request.tokens[-1]], [-1]) for request in requests])
 
-    def observe(self, requests, committed, hidden_states):
+    def observe(self, draft, committed, hidden_states):
         time.sleep(0.02)
 
 
