@@ -9,7 +9,7 @@ import random
 from specengine import Engine, SamplingParams
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.tensor_parallel.loading import LoadedModel, load_model
 from tests.ops.verifying import PARAMS
 

@@ -233,8 +233,8 @@ BUGS = {
             ),
             "Markov gate swaps what it reads": (
                 "specengine/drafters/block/markov.py",
-                "torch.sigmoid(linear(torch.cat([slots, rows], -1), markov.inner)) * rows, None",
-                "torch.sigmoid(linear(torch.cat([rows, slots], -1), markov.inner)) * rows, None",
+                "self.ops.linear(beside(slots, change, torch.float32), markov.inner)",
+                "self.ops.linear(beside(change, slots, torch.float32), markov.inner)",
             ),
             "convolution reads the slot behind": (
                 "specengine/drafters/block/convolution.py",

@@ -3,6 +3,8 @@
 
 #if defined(__CUDACC__)
 #define SPECENGINE_HOST_DEVICE __host__ __device__
+#define SPECENGINE_NO_UNROLL _Pragma("unroll 1")
 #else
 #define SPECENGINE_HOST_DEVICE
+#define SPECENGINE_NO_UNROLL
 #endif

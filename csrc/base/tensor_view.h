@@ -5,13 +5,15 @@
 
 namespace specengine {
 
-enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt32, kInt64, kUInt8, kUInt16, kOther };
+enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kInt32, kInt64, kUInt8, kUInt16, kOther };
 enum class Device : uint8_t { kCpu, kCuda, kOther };
 
 inline const char* name_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
       return "float32";
+    case DType::kFloat64:
+      return "float64";
     case DType::kBFloat16:
       return "bfloat16";
     case DType::kFloat16:
@@ -62,6 +64,7 @@ struct TensorView {
 
 inline int64_t bytes_of(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64:
     case DType::kInt64:
       return 8;
     case DType::kFloat32:

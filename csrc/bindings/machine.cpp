@@ -6,6 +6,7 @@
 #include "base/thread_pool.h"
 #include "ops/expand_backbone.h"
 #include "ops/fused/fused_linear.h"
+#include "ops/growth/expand_levels.h"
 #include "ops/kv_cache.h"
 #include "ops/select_nodes.h"
 #include "ops/verify_tree.h"
@@ -64,6 +65,7 @@ void add_machine(py::module_& m) {
   m.attr("ROW_BLOCK_BYTES") = kRowBlockBytes;
   m.attr("BLOCK_FORMATS") = block_formats();
   m.attr("VOCABULARY_PART") = kVocabularyPart;
+  m.attr("MAX_LEVEL_CHILDREN") = kMaxLevelChildren;
   m.attr("NOISE_BLOCK") = kNoiseBlock;
   m.attr("LINEAR_VARIANTS") = linear_variants();
   m.attr("ROW_STATE_WORDS") = kRowStateWords;

@@ -1,6 +1,5 @@
 // The op table: every op on one page, in the order of a cycle. An op's arguments are the members of its struct in ops/.
 #include "bindings/bind.h"
-#include "bindings/cascade_lists.h"
 #include "bindings/draft_lists.h"
 #include "bindings/files.h"
 #include "bindings/machine.h"
@@ -10,11 +9,7 @@
 #include "ops/commit_tokens.h"
 #include "ops/compact_kv.h"
 #include "ops/decoder.h"
-#include "ops/draft_cascade.h"
-#include "ops/draft_glide.h"
-#include "ops/draft_heads.h"
 #include "ops/draft_lookup.h"
-#include "ops/draft_tree.h"
 #include "ops/draw_siblings.h"
 #include "ops/expand_backbone.h"
 #include "ops/experts/coded_experts.h"
@@ -24,8 +19,10 @@
 #include "ops/fused/gather_norm.h"
 #include "ops/growth/add_copies.h"
 #include "ops/growth/add_delta.h"
+#include "ops/growth/best_tokens.h"
 #include "ops/growth/expand_level.h"
-#include "ops/growth/fill_ranks.h"
+#include "ops/growth/expand_levels.h"
+#include "ops/growth/expand_node.h"
 #include "ops/growth/grow_level.h"
 #include "ops/growth/gru_step.h"
 #include "ops/growth/pairs.h"
@@ -64,11 +61,12 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<BeamRows>(m);
   add_record<VocabularyParts>(m);
   add_record<LevelLogits>(m);
+  add_record<LevelShape>(m);
+  add_record<DepthLimits>(m);
+  add_record<OpenedNodes>(m);
   add_record<SelectedTrees>(m);
   add_record<ChainColumns>(m);
   add_record<SeenKeys>(m);
-  add_record<TreePlan>(m);
-  add_record<DraftedTrees>(m);
 
   // weights
   bind_op<PackLinear>(m, "pack_linear");
@@ -117,26 +115,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
 
   // draft
   bind_op<ExpandBackbone>(m, "expand_backbone");
-  {
-    using pybind11::arg;
-    bind_class<EagleWeights>(m, "EagleWeights")
-        .def("fetch", &EagleWeights::fetch)
-        .def("draft", &draft_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
-             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("sizes"), arg("least"));
-  }
-  bind_op<DraftTree>(m, "draft_tree");
-  {
-    using pybind11::arg;
-    bind_class<CascadeNetwork>(m, "CascadeNetwork")
-        .def("draft", &cascade_lists, arg("runs"), arg("hidden_states"), arg("rows"), arg("pages"), arg("cached"),
-             arg("k_cache"), arg("v_cache"), arg("cos"), arg("sin"), arg("limits"), arg("levels"), arg("top_k"));
-  }
-  bind_op<DraftCascade>(m, "draft_cascade");
-  bind_class<DraftHead>(m, "DraftHead");
-  bind_class<HeadsNetwork>(m, "HeadsNetwork");
-  bind_op<DraftHeads>(m, "draft_heads");
-  bind_class<GlideNetwork>(m, "GlideNetwork");
-  bind_op<DraftGlide>(m, "draft_glide");
+  add_networks(m);
   bind_op<PairRows>(m, "pair_rows");
   bind_op<KeepPairs>(m, "keep_pairs");
   bind_op<KeepLast>(m, "keep_last");
@@ -144,10 +123,12 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   bind_op<JoinRows>(m, "join_rows");
   bind_op<AddDelta>(m, "add_delta");
   bind_op<GruStep>(m, "gru_step");
-  bind_op<FillRanks>(m, "fill_ranks");
   bind_op<AddCopies>(m, "add_copies");
   bind_op<GrowLevel>(m, "grow_level");
   bind_op<ExpandLevel>(m, "expand_level");
+  bind_op<BestTokens>(m, "top_tokens");
+  bind_op<ExpandLevels>(m, "expand_levels");
+  bind_op<ExpandNode>(m, "expand_node");
   bind_op<SelectLimited>(m, "select_limited");
   bind_op<SelectNodes>(m, "select_nodes");
   bind_op<DrawSiblings>(m, "draw_siblings");

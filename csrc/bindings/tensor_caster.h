@@ -119,6 +119,7 @@ struct type_caster<specengine::TensorView> {
     namespace dl = specengine::dlpack;
     if (t.lanes != 1) return DType::kOther;
     if (t.code == dl::kFloat && t.bits == 32) return DType::kFloat32;
+    if (t.code == dl::kFloat && t.bits == 64) return DType::kFloat64;
     if (t.code == dl::kFloat && t.bits == 16) return DType::kFloat16;
     if (t.code == dl::kBfloat && t.bits == 16) return DType::kBFloat16;
     if (t.code == dl::kInt && t.bits == 32) return DType::kInt32;

@@ -1,5 +1,6 @@
 // The best entries of one row of logits, and its normaliser.
 #pragma once
+#include "base/check.h"
 #include "cpu/simd.h"
 
 namespace specengine::SPECENGINE_ISA {
@@ -53,6 +54,28 @@ inline float log_sum_exp(const float* x, int64_t size, float highest) {
   }
   for (; v < size; ++v) total += exp1(x[v] - highest);
   return highest + static_cast<float>(std::log(total));
+}
+
+// The `width` likeliest tokens with their log-probabilities; false where the scores have no distribution: NaN or
+// +infinity among them, or all -infinite.
+inline bool best_of_row(const float* x, int64_t size, int64_t width, int32_t* tokens, float* log_probs) {
+  bool sees_nan = false;
+  if (!std::isfinite(highest_of(x, size, sees_nan)) || sees_nan) return false;
+  top_k(x, size, width, tokens, log_probs);
+  const float normaliser = log_sum_exp(x, size, log_probs[0]);
+  for (int64_t i = 0; i < width; ++i) log_probs[i] -= normaliser;
+  return true;
+}
+
+// Fails for a row without a distribution. indices: of the row.
+template <typename... Indices>
+[[noreturn]] void refuse_row(const float* x, int64_t size, const Indices&... indices) {
+  std::ostringstream row;
+  ((row << indices << ", "), ...);
+  for (int64_t v = 0; v < size; ++v) {
+    if (x[v] != x[v]) fail("logits: NaN at [", row.str(), v, "]");
+  }
+  fail("logits: [", row.str().substr(0, row.str().size() - 2), "] has no finite highest score");
 }
 
 }  // namespace specengine::SPECENGINE_ISA

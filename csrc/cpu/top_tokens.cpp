@@ -20,7 +20,11 @@ constexpr int32_t kNone = -1;  // in place of a row's first token: the row has n
 
 void run(const TopTokens& op) {
   const int64_t R = op.logits.shape[0], V = op.logits.shape[1], k = op.tokens.shape[1];
+  const int32_t* known = op.known.given() ? op.known.as<int32_t>() : nullptr;
+  const int64_t shared = known ? R / op.known.shape[0] : 1;
+  const auto is_idle = [&](int64_t r) { return known && known[r / shared] <= 0; };
   parallel_for(R, [&](int64_t r) {
+    if (is_idle(r)) return;
     const float* x = op.logits.as<float>() + r * V;
     int32_t* tokens = op.tokens.as<int32_t>() + r * k;
     float* values = op.log_probs.as<float>() + r * k;
@@ -34,7 +38,7 @@ void run(const TopTokens& op) {
     for (int64_t i = 0; i < k; ++i) values[i] -= normaliser;
   });
   for (int64_t r = 0; r < R; ++r) {
-    if (op.tokens.as<int32_t>()[r * k] == kNone) refuse(op.logits.as<float>() + r * V, r, V);
+    if (!is_idle(r) && op.tokens.as<int32_t>()[r * k] == kNone) refuse(op.logits.as<float>() + r * V, r, V);
   }
 }
 

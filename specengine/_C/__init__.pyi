@@ -120,6 +120,34 @@ class LevelLogits(NamedTuple):
     logits: Tensor
     delta: Tensor | None
     confidence: Tensor | None
+    thresholds: Tensor | None
+    widths: Tensor | None
+
+class LevelShape(NamedTuple):
+    kind: int
+    ranks: Tensor | None
+    parents: Tensor | None
+    depths: Tensor | None
+    thresholds: Tensor | None
+    widths: Tensor | None
+    beta: float
+
+class DepthLimits(NamedTuple):
+    limits: Tensor | None
+    history_length: Tensor | None
+    final_length: Tensor | None
+    active: Tensor | None
+
+class OpenedNodes(NamedTuple):
+    tokens: Tensor
+    log_probs: Tensor
+    confidences: Tensor | None
+    ranks: Tensor
+    next: Tensor
+    steps: Tensor
+    scores: Tensor
+    counts: Tensor
+    opened: Tensor
 
 class SelectedTrees(NamedTuple):
     tokens: Tensor
@@ -140,21 +168,6 @@ class SeenKeys(NamedTuple):
     block_table: Tensor
     ancestors: Tensor
     block: int
-
-class TreePlan(NamedTuple):
-    levels: int
-    top_k: int
-    beam: int
-    min_level_tokens: float
-    min_reach: float
-    limits: Tensor
-
-class DraftedTrees(NamedTuple):
-    tokens: Tensor
-    parents: Tensor
-    chances: Tensor
-    node_counts: Tensor
-    levels: Tensor
 
 class GatedDeltaLayer:
     def __init__(
@@ -254,23 +267,8 @@ class EagleWeights:
         vocabulary: Tensor | None,
     ) -> None: ...
     def fetch(self) -> None: ...
-    def draft(
-        self,
-        runs: Sequence[Sequence[int]],
-        hidden_states: Tensor,
-        rows: Sequence[int],
-        pages: Sequence[Sequence[int]],
-        cached: Sequence[int],
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        limits: Sequence[int],
-        sizes: tuple[int, int, int, int],
-        least: tuple[float, float],
-    ) -> tuple: ...
 
-class CascadeNetwork:
+class FastEagleWeights:
     def __init__(
         self,
         decoder: Decoder,
@@ -285,29 +283,14 @@ class CascadeNetwork:
         markov_head: Projection,
         vocabulary: Tensor | None,
     ) -> None: ...
-    def draft(
-        self,
-        runs: Sequence[Sequence[int]],
-        hidden_states: Tensor,
-        rows: Sequence[int],
-        pages: Sequence[Sequence[int]],
-        cached: Sequence[int],
-        k_cache: Tensor,
-        v_cache: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        limits: Sequence[int],
-        levels: int,
-        top_k: int,
-    ) -> list: ...
 
 class DraftHead:
     def __init__(self, blocks: Sequence[Projection], logits: Projection) -> None: ...
 
-class HeadsNetwork:
+class HeadsWeights:
     def __init__(self, hidden: int, heads: Sequence[DraftHead], vocabulary: Tensor | None) -> None: ...
 
-class GlideNetwork:
+class GlideWeights:
     def __init__(
         self,
         decoder: Decoder,
@@ -321,6 +304,19 @@ class GlideNetwork:
         block: int,
         head: Projection,
         vocabulary: Tensor | None,
+    ) -> None: ...
+
+class GrowthShape:
+    def __init__(
+        self,
+        children: int,
+        beam: int,
+        nodes: int,
+        thresholds: Sequence[float],
+        widths: Sequence[int],
+        parents: Sequence[int],
+        depths: Sequence[int],
+        ranks: Sequence[int],
     ) -> None: ...
 
 class SuffixAutomaton:
@@ -595,43 +591,21 @@ def expand_backbone(
     arrived: Tensor,
     token_ids: Tensor | None,
 ) -> None: ...
-def draft_tree(
-    weights: EagleWeights,
-    tokens: Tensor,
-    hidden_states: Tensor,
-    rows: Tensor,
-    cache: KVCacheView,
-    cos: Tensor,
-    sin: Tensor,
-    plan: TreePlan,
-    trees: DraftedTrees,
-) -> None: ...
-def draft_cascade(
-    network: CascadeNetwork,
-    tokens: Tensor,
-    hidden_states: Tensor,
-    rows: Tensor,
-    cache: KVCacheView,
-    cos: Tensor,
-    sin: Tensor,
-    children: Tensor,
-    scores: Tensor,
-) -> None: ...
-def draft_heads(network: HeadsNetwork, rows: Tensor, children: Tensor, scores: Tensor) -> None: ...
-def draft_glide(
-    network: GlideNetwork,
-    tokens: Tensor,
-    cache: KVCacheView,
-    target: KVCacheView,
-    cos: Tensor,
-    sin: Tensor,
-    target_cos: Tensor,
-    target_sin: Tensor,
-    min_level_tokens: float,
-    children: Tensor,
-    scores: Tensor,
-    levels: Tensor,
-) -> None: ...
+def draft_trees(
+    weights: EagleWeights | FastEagleWeights | HeadsWeights | GlideWeights,
+    shape: GrowthShape,
+    runs: Sequence[Sequence[int]],
+    hidden_states: Tensor | None,
+    rows: Sequence[int],
+    pages: Sequence[Sequence[int]],
+    cached: Sequence[int],
+    caches: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]],
+    limits: Sequence[int],
+    levels: int,
+    min_gain: float,
+    min_reach: float,
+) -> tuple[list[tuple[list[int], list[int], list[float]]], int]: ...
+def another_level_pays(scores: Tensor, beam: Tensor, level: int, min_gain: float) -> bool: ...
 def pair_rows(
     history: Tensor,
     history_length: Tensor,
@@ -643,8 +617,11 @@ def pair_rows(
     ancestors: Tensor,
     last: Tensor,
     ends: Tensor,
+    above: Tensor | None,
     blocks: Tensor | None,
     unread: int,
+    masks: int,
+    mask_token: int,
 ) -> None: ...
 def keep_pairs(
     rows: Tensor,
@@ -690,19 +667,6 @@ def add_delta(x: Tensor | None, delta: Tensor, sum: Tensor | None, out: Tensor |
 def gru_step(
     read: Tensor, kept: Tensor | None, state: Tensor | None, above: Tensor | None, next: Tensor, rounded: Tensor | None
 ) -> None: ...
-def fill_ranks(
-    best_tokens: Tensor,
-    best_scores: Tensor,
-    token_ids: Tensor | None,
-    ranks: Tensor,
-    parents: Tensor,
-    depths: Tensor,
-    history: Tensor,
-    history_length: Tensor,
-    candidates: CandidateColumns,
-    levels: int,
-    by_request: bool,
-) -> None: ...
 def add_copies(
     history: Tensor,
     history_length: Tensor,
@@ -720,6 +684,7 @@ def grow_level(
     best_scores: Tensor,
     token_ids: Tensor | None,
     order: Tensor | None,
+    entries: Tensor | None,
     roots: Tensor,
     known: Tensor,
     candidates: CandidateColumns,
@@ -734,6 +699,7 @@ def expand_level(
     parts: VocabularyParts,
     token_ids: Tensor | None,
     order: Tensor | None,
+    entries: Tensor | None,
     roots: Tensor,
     known: Tensor,
     candidates: CandidateColumns,
@@ -742,6 +708,35 @@ def expand_level(
     origin: Tensor | None,
     first: int,
     first_node: int,
+) -> None: ...
+def top_tokens(logits: Tensor, parts: VocabularyParts, tokens: Tensor, log_probs: Tensor) -> None: ...
+def expand_levels(
+    logits: Tensor,
+    shape: LevelShape,
+    parts: VocabularyParts,
+    token_ids: Tensor | None,
+    roots: Tensor | None,
+    history: Tensor | None,
+    known: Tensor,
+    limits: DepthLimits,
+    candidates: CandidateColumns,
+    levels: int,
+    by_request: bool,
+) -> None: ...
+def expand_node(
+    level: LevelLogits,
+    parts: VocabularyParts,
+    nodes: OpenedNodes,
+    token_ids: Tensor | None,
+    roots: Tensor,
+    known: Tensor,
+    limits: DepthLimits,
+    candidates: CandidateColumns,
+    after: BeamRows,
+    kind: int,
+    levels: int,
+    step: int,
+    beta: float,
 ) -> None: ...
 def select_limited(
     candidates: CandidateColumns,
@@ -856,6 +851,7 @@ BLOCK: int
 ROW_BLOCK_BYTES: int
 BLOCK_FORMATS: dict[str, tuple[int, int, int]]
 VOCABULARY_PART: int
+MAX_LEVEL_CHILDREN: int
 NOISE_BLOCK: int
 LINEAR_VARIANTS: tuple[tuple[int, int], ...]
 ROW_STATE_WORDS: int

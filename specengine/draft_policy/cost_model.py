@@ -11,6 +11,8 @@ from specengine.draft_policy.expert_reads import ExpertReads
 
 # Seconds of a cycle by its rows before any is measured: SmolLM2-135M on two cores. The speed sets their scale.
 ROWS = {1: 3.0e-3, 2: 3.1e-3, 4: 3.3e-3, 8: 3.6e-3, 16: 6.1e-3, 32: 11.0e-3, 1024: 350e-3}
+# The same on a GPU: a model of 8 billion bfloat16 numbers on one H200, as modelled.
+DEVICE_ROWS = {1: 4.47e-3, 8: 4.58e-3, 64: 4.87e-3, 128: 5.18e-3, 512: 19.5e-3}
 BITS = 14  # points of a curve; beyond them it goes on as between the last two
 _BITS = np.arange(BITS)
 _ROWS = np.arange(1, 129)  # where a mixture's seconds bend: 128 rows read nearly all experts

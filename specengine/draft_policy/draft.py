@@ -34,6 +34,7 @@ class Draft:
     logits: the distributions of the drafted tokens, where the rule reads them.
     experts: that each layer read in the cycle's pass, in the mean; None: without counts.
     began: the policy's clock at the beginning; None: nothing is learned from the cycle.
+    rest: cycles to come, of the same requests, for which the drafter need not be asked: their trees are roots alone.
     prefix: tokens in the cache, the mean of the requests.  seconds: of the cycle without its drafting, by its nodes.
     """
 
@@ -42,6 +43,7 @@ class Draft:
     logits: DraftLogits | None = None
     experts: float | None = None
     began: float | None = None
+    rest: int = 0
     prefix: float = 0.0
     seconds: Curve = UNKNOWN
     steps: list[Step] = field(default_factory=list)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from specengine.draft_policy.cost_model import USUAL, Curve, CycleCosts, followed
 from specengine.draft_policy.draft import Draft, Step
@@ -27,19 +27,36 @@ TOGETHER = 0.9  # of its tokens, what a draft for a batch is worth: its requests
 CYCLES = 16  # that the price remembers; and those in a row in which nothing is asked, where nothing pays
 
 
+@runtime_checkable
 class Source(Protocol):
-    """What proposes trees whose nodes have chances; see drafters.capabilities.ScoredDrafter."""
+    """Proposes trees whose nodes have chances, by which they are cut, and `combine` merges them with others."""
+
+    def propose(self, requests: Sequence[Any], min_gain: float) -> list[ScoredTree]:
+        """Returns a tree per request, with the learned chance of each node.
+
+        min_gain: what one more level must be expected to add, the sum over the requests; 0: draft all levels.
+        """
+        ...
+
+    def skip(self, requests: Sequence[Any]) -> None:
+        """Notes, in place of propose(), that this cycle drafts nothing for these requests."""
+        ...
+
+    def ready(self, requests: Sequence[Any]) -> int:
+        """Returns for how many of these requests it can draft; by default for all."""
+        return len(requests)
+
+    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
+        """Returns how many levels the last propose() drafted, which took its time; `trees` is what it returned.
+
+        By default the deepest tree's levels: a drafter that leaves out its deepest nodes counts them here.
+        """
+        return max((tree.levels for tree in trees), default=0)
 
     @property
-    def learned(self) -> list[list[float]]: ...
-
-    def ready(self, requests: Sequence[Any]) -> int: ...
-
-    def propose(self, requests: Sequence[Any], min_gain: float) -> list[ScoredTree]: ...
-
-    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int: ...
-
-    def skip(self, requests: Sequence[Any]) -> None: ...
+    def learned(self) -> list[list[float]]:
+        """Lists of fixed length with all that it has learned of chances. The next process fills them again."""
+        return []
 
 
 @dataclass
@@ -172,9 +189,10 @@ class DraftPolicy:
 
         draft: as the policy made it, or with other trees, which were verified.
         """
-        if not self._adaptive or draft.began is None:
-            return
         count = len(draft.requests)
+        if not self._adaptive or draft.began is None:
+            self._pass_rest(count)
+            return
         seconds, drafting = self._clock() - draft.began, sum(step.seconds for step in draft.steps)
         speed = self.costs.observe(draft.seconds, draft.prefix, draft.nodes, seconds - drafting, draft.experts)
         accepted, nodes, tokens = 0, 0, float(sum(map(len, committed)))  # of the steps before; of the cycle, less luck
@@ -199,10 +217,9 @@ class DraftPolicy:
     def _begin(self, requests: Sequence[Any]) -> tuple[Draft, bool]:
         """Returns the draft of a cycle, and whether nothing is asked: it rests, or is measured as a plain cycle."""
         draft = Draft(requests, [DraftTree(request.tokens[-1:], [-1]) for request in requests])
-        size, cycles, seconds = self._rest
+        size, cycles, _ = self._rest
         if cycles and size == len(requests):
-            self._rest = (size, cycles - 1, seconds)
-            self._earn(seconds)
+            draft.rest = cycles - 1
             return draft, True
         draft.began = self._clock()
         draft.prefix = sum(len(request.tokens) for request in requests) / len(requests)
@@ -213,8 +230,16 @@ class DraftPolicy:
         """Begins a rest, as no source drafts: until the first one may be explored, nothing is computed."""
         size, seconds = len(draft.requests), draft.seconds(0)
         waits = ((loss - left) / (EXPLORED * seconds) for loss, left in zip(self._losses, self._left, strict=True))
-        self._rest = (size, max(0, int(min(CYCLES, *waits))) if self._adaptive else 0, seconds)
+        draft.rest = max(0, int(min(CYCLES, *waits))) if self._adaptive else 0
+        self._rest = (size, draft.rest, seconds)
         self._rates.pop(size.bit_length(), None)  # recent cycles were plain
+
+    def _pass_rest(self, count: int) -> None:
+        """Counts a cycle of a rest, whether or not a draft was asked for."""
+        size, cycles, seconds = self._rest
+        if cycles and size == count:
+            self._rest = (size, cycles - 1, seconds)
+            self._earn(seconds)
 
     def _earn(self, seconds: float) -> None:
         self._left = [left + EXPLORED * seconds for left in self._left]

@@ -75,8 +75,24 @@ class RankTree:
         except (json.JSONDecodeError, TypeError, UnicodeDecodeError, RecursionError, IsADirectoryError):
             raise ValueError(f"tree: {name} is no JSON list of rank paths") from None
 
+    @staticmethod
+    def of_widths(widths: Sequence[int]) -> RankTree:
+        """Returns the tree whose nodes of level i have widths[i] children each."""
+        level: list[tuple[int, ...]] = [()]
+        paths: list[tuple[int, ...]] = []
+        for width in widths:
+            level = [(*path, rank) for path in level for rank in range(width)]
+            paths += level
+        return RankTree.of(paths)
+
     def __len__(self) -> int:
         return len(self.ranks)
+
+    def without_gaps(self) -> RankTree:
+        """Returns the same tree for drawn children: siblings are numbered in the order of their ranks."""
+        pairs = zip(self.parents, self.ranks, strict=True)
+        ranks = [int((self.ranks[self.parents == parent] < rank).sum()) for parent, rank in pairs]
+        return RankTree(self.parents, self.depths, np.array(ranks))
 
     def first(self, nodes: int, levels: int) -> RankTree:
         """Returns the first nodes that lie in the first levels, in order of their level."""

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.mtp.checkpoint import has_mtp
 from specengine.drafters.shipped import shipped_folder
 from specengine.rules.base import Rule, Wants

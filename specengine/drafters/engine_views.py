@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.prefix_cache import Sharing
-from specengine.draft_trees.tree import TreeBatch
+from specengine.draft_trees.tree import DraftLogits, TreeBatch
 from specengine.models.lora.adapters import Adapter
 from specengine.ops.commit_tokens import Limits
-from specengine.ops.sampling_table import TokenHistory
+from specengine.ops.sampling_table import SamplingTable, TokenHistory
+from specengine.ops.select_nodes import Columns
 from specengine.ops.verify_tree import Accepted
+from specengine.rules.base import Wants
 from specengine.types import CycleTrace, SamplingParams, SourceStats
 
 
@@ -52,10 +55,16 @@ class DraftRequest(Protocol):
         ...
 
 
+ExtraCandidates = Callable[["DraftBatch", Columns, torch.Tensor, int], tuple[Columns, torch.Tensor]]
+
+
 class DraftBatch(Protocol):
     """What a drafter sees of a batch on the device: the first `size` slots, with trees of `nodes` nodes each.
 
     row_start: int32 [size + 1].  accepted: of the last pass.  drafter_state: of the drafter's new_device_state.
+    params: of the requests.  wants: of the rule.  draft_logits: set by a draft whose distributions the rule reads.
+    kept: int32 [size, nodes], the candidates that selected() kept, -1: no node.
+    extra_candidates(batch, columns, known, levels): joins others to candidates before the best are selected, if given.
     """
 
     size: int
@@ -66,6 +75,18 @@ class DraftBatch(Protocol):
     row_start: torch.Tensor
     accepted: Accepted
     drafter_state: Any
+    params: SamplingTable
+    wants: Wants
+    draft_logits: DraftLogits | None
+
+    @property
+    def kept(self) -> torch.Tensor: ...
+
+    def draft_limits(self, levels: int) -> torch.Tensor:
+        """Returns the deepest level of each request that can be committed, int32 [size]; at most `levels`."""
+        ...
+
+    extra_candidates: ExtraCandidates | None
 
     def lookup(self, ngrams: tuple[int, int]) -> TreeBatch:
         """Returns trees drafted by prompt lookup; see ops.draft_lookup."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.root_tokens import root_trees
 
@@ -18,11 +17,12 @@ class Config:
     """There are no options."""
 
 
-class NoneDrafter(Drafter, DeviceDrafter):
+class NoneDrafter(Drafter):
     """Drafts nothing; the baseline of every other drafter."""
 
     name = "none"
     config_type = Config
+    drafts_in_cycle = True
 
     @property
     def drafts_chains(self) -> bool:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.cost_model import DEVICE_ROWS, ROWS, CycleCosts
 from specengine.draft_policy.expert_reads import ExpertReads
 from specengine.draft_policy.policy import DraftPolicy, Source
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.policy_file import PolicyFile, learned_of, teach
 from specengine.models.transformer import Transformer
 
@@ -26,13 +26,14 @@ def policy_of(
     costs: given ones; None: learned, and remembered by the next process.  sources: what proposes scored trees.
     parts: other drafters whose options change what is learned.
     """
-    # Captured cycles on a GPU have fixed widths, which their graphs choose.
-    adaptive = drafter.adaptive and not target.ops.on_device
+    on_device = target.ops.on_device
+    # Where captured cycles draft, a WidthPolicy chooses their width.
+    adaptive = drafter.adaptive and not (on_device and drafter.drafts_in_cycle)
     most = drafter.max_nodes - 1
     if not adaptive or costs is not None:
         return DraftPolicy(sources, most, adaptive=adaptive, costs=costs)
     file = PolicyFile(target, (drafter, *parts))
-    costs = CycleCosts(experts=expert_reads(target))
+    costs = CycleCosts(DEVICE_ROWS if on_device else ROWS, expert_reads(target))
     policy = DraftPolicy(sources, most, costs=costs, save=lambda policy: file.write(learned_of(policy)))
     teach(policy, file.read())
     return policy

@@ -15,7 +15,7 @@ import torch
 
 from specengine.draft_policy.cost_model import BITS
 from specengine.draft_policy.policy import FIRST, DraftPolicy, Gain
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.shipped import fingerprint, shipped_folder
 from specengine.models.transformer import Transformer
 from specengine.utils.build_info import build_info, cpu_name
@@ -34,7 +34,7 @@ class PolicyFile:
         place = {
             "model": repr(target.config),
             "weights": f"{fingerprint(target)}; {', '.join(sorted(target.formats))}: {target.weight_bytes()} bytes",
-            "ops": [target.ops.decoder.__name__, target.ops.linear_argmax.__name__],
+            "ops": [getattr(op, "func", op).__name__ for op in (target.ops.decoder, target.ops.linear_argmax)],
             "processes": target.tensor_parallel,
             "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else cpu_name(),
             **{name: build[name] for name in ("version", "instruction_set", "threads")},

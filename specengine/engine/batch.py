@@ -11,8 +11,7 @@ import torch
 from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.forced import ForcedPolicy
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch, TreeLayout
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import ChoiceReader, HiddenStateReader, draft_for_rule
+from specengine.drafters.drafter import Drafter
 from specengine.engine.constrained import ConstrainedTrees
 from specengine.engine.cycle import Cycle
 from specengine.engine.request import NoToken, Request
@@ -46,7 +45,7 @@ class Batch:
         self.workspace = VerifyWorkspace.empty(len(self.requests), vocab, weights=weights)
         constrained = any(request.constraint for request in self.requests)
         # Such drafters read the likeliest of all tokens, and log-probabilities are those of the whole vocabulary.
-        reads_all = isinstance(cycle.drafter, ChoiceReader) or any(r.params.logprobs for r in requests)
+        reads_all = cycle.drafter.reads_choices or any(r.params.logprobs for r in requests)
         self.reads_forbidden = constrained and reads_all
         some = any(r.params.reads_logits for r in requests)
         self.reads_logits = cycle.rule.reads_logits or self.reads_forbidden or some
@@ -83,7 +82,7 @@ class Batch:
         If there is none, commit() raises ValueError naming the drafter, whose weights are not numbers.
         """
         try:
-            self._draft, self._no_draft = draft_for_rule(drafter, rule.wants, self.requests), None
+            self._draft, self._no_draft = drafter.draft_for(rule.wants, self.requests), None
         except ValueError as error:
             self._no_draft = ValueError(f"drafter {drafter.name}: {error}")
             self._draft = Draft(self.requests, [DraftTree(r.tokens[-1:], [-1]) for r in self.requests])
@@ -134,7 +133,7 @@ class Batch:
         if draft.experts is not None:
             for request in self.requests:
                 request.stats.count_experts(draft.experts)
-        if isinstance(drafter, ChoiceReader) and any(len(tree.tokens) > 1 for tree in self._draft.trees):
+        if drafter.reads_choices and any(len(tree.tokens) > 1 for tree in self._draft.trees):
             chosen = likeliest_tokens(self._scores)
             ends = accumulate(len(tree.tokens) for tree in self._draft.trees)
             choices = [
@@ -142,8 +141,7 @@ class Batch:
                 for end, tree, kept in zip(ends, self._draft.trees, self._committed, strict=True)
             ]
             drafter.observe_choices(draft, self._committed, choices)
-        reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
-        of_path = hidden_states.rows(self._rows) if reads else None
+        of_path = hidden_states.rows(self._rows) if drafter.reads_hidden_states else None
         drafter.observe(draft, self._committed, of_path)
 
 

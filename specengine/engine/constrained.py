@@ -16,8 +16,7 @@ from specengine.draft_policy.draft import Draft
 from specengine.draft_policy.forced import ForcedPolicy, ForcedRun
 from specengine.draft_trees.token_masks import mask_words
 from specengine.draft_trees.tree import DraftLogits, DraftTree
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import ChoiceReader
+from specengine.drafters.drafter import Drafter
 from specengine.engine.request import Request
 from specengine.types import SourceStats
 
@@ -38,7 +37,7 @@ class ConstrainedTrees:
         if self._drafter.max_nodes == 1:  # plain decoding stays plain
             self._start(draft.trees)
             return draft
-        whole = isinstance(self._drafter, ChoiceReader)  # which reads the target's tokens behind forbidden nodes too
+        whole = self._drafter.reads_choices  # which reads the target's tokens behind forbidden nodes too
         pairs = list(zip(self._requests, draft.trees, strict=True))
         self._cuts = [
             request.constraint.cut(tree, whole) if request.constraint else CutTree(tree, [*range(len(tree.tokens))], [])

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from specengine.cache.prefix_cache import Sharing
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.forced import ForcedPolicy
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, gives_logits
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.policies import expert_reads
 from specengine.engine.batch import Batch
 from specengine.engine.cycle import Cycle
@@ -54,11 +53,9 @@ class EngineCore:
     ) -> None:
         self.model, self.drafter, self.rule = model, drafter, rule
         self.max_batch_size = options.max_batch_size
-        layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
         bare = model.target if adapters is None else model.target.with_lora(adapters.layers)
-        self.target = bare.with_hidden_state_layers(layers)
+        self.target = bare.with_hidden_state_layers(drafter.hidden_state_layers)
         self.adapters = adapters
-        self._companion = drafter if isinstance(drafter, CacheCompanion) else None
         self.runner: DeviceRunner | None = None
         if model.target.ops.on_device:
             device_options = DeviceOptions(options.max_batch_size, options.gpu_memory_fraction, options.graphs)
@@ -72,8 +69,7 @@ class EngineCore:
             self.cache.kept_bytes = options.prefix_cache_mib << 20
             if self.cache.states:
                 self.cache.states.most_kept = self.cache.kept_bytes // self.cache.states.slot_bytes
-            if self._companion:
-                self._companion.attach(self.cache)
+            drafter.attach(self.cache)
             self.cycle = cycle_type(self.target, self.cache, drafter, rule)
         self._forced = ForcedPolicy(CycleCosts(experts=expert_reads(model.target)))
         self.sharing = Sharing.under(model.target.ops) if options.prefix_cache_mib else None
@@ -106,8 +102,8 @@ class EngineCore:
         batch_size: requests that the batch will have. To be called in the turn in which has_room() was true.
         """
         request.sharing = self.sharing_of(request.adapter)
-        asked = None if gives_logits(self.drafter, self.rule.wants) else self._companion  # drawn trees follow no policy
-        request.drafter_reads = not asked or asked.reads(len(request.tokens), request.limit, batch_size)
+        drawn = self.drafter.gives_logits(self.rule.wants)  # such trees follow no policy
+        request.drafter_reads = drawn or self.drafter.reads(len(request.tokens), request.limit, batch_size)
         request.pages, request.stats.prefix_hit = self.cache.allocate_with_prefix(
             self._slots(request), request.tokens[:-1], request.sharing, request.drafter_reads
         )
@@ -145,10 +141,7 @@ class EngineCore:
 
     def _shareable(self, request: Request) -> list[int]:
         """Returns the text of the pages to share; where the drafter reads the request, of those it has filled."""
-        filled = len(request.tokens)
-        if self._companion and request.drafter_reads:
-            filled = self._companion.filled(request)
-        return request.shareable_tokens(filled)
+        return request.shareable_tokens(self.drafter.filled(request) if request.drafter_reads else len(request.tokens))
 
     def _slots(self, request: Request) -> int:
         """The cache slots that a request may come to need."""

@@ -8,7 +8,7 @@ import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.engine.cycle_batch import CycleBatch
 from specengine.models.transformer import TargetOutput, Transformer
 from specengine.ops.verify_tree import Accepted

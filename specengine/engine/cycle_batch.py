@@ -8,7 +8,7 @@ import torch
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from specengine.cache.kv_cache import KVCache
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
-from specengine.drafters.capabilities import TokenizerChecker
 from specengine.engine.core import CoreOptions, EngineCore
 from specengine.engine.cycle import Cycle
 from specengine.engine.metrics import Metrics
@@ -88,8 +87,7 @@ class Engine:
             self.adapters.check_fits(self.model.target)
         self.tokenizer = self.model.tokenizer
         self.drafter = drafter if isinstance(drafter, Drafter) else load_drafter(drafter, self.model.target)
-        if isinstance(self.drafter, TokenizerChecker):
-            self.drafter.check_tokenizer(self.tokenizer)
+        self.drafter.check_tokenizer(self.tokenizer)
         check_offers(self.drafter, self.rule.name, self.rule.wants)
         check_chains(self.drafter, self.rule)
         self.max_batch_size = max_batch_size

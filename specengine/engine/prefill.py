@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.capabilities import PromptObserver
 from specengine.engine.core import EngineCore
 from specengine.engine.request import Request
 from specengine.models.hidden_states import HiddenStates
@@ -150,8 +149,7 @@ class Prefill:
         """Shows a piece to the drafter, and its pages to other requests."""
         core, request = self._core, prompt.request
         start, stop = prompt.pieces.popleft()
-        if isinstance(core.drafter, PromptObserver):
-            core.drafter.observe_prompt(request, start, hidden_states)
+        core.drafter.observe_prompt(request, start, hidden_states)
         request.cached = stop
         core.share_pages(request)
         if prompt.kept and request.sharing is not None:

@@ -226,8 +226,10 @@ def _native_expert_projection(layer: ExpertProjection) -> _C.ExpertProjection:
     return _C.ExpertProjection(tuple(w.data for w in layer.weights), layer.rows, layer.bias, layer.float_rows)
 
 
-def native_projection(layer: Projection) -> _C.Projection:
-    """The projection as the core takes it; the core borrows the weights and keeps them alive."""
+def native_projection(layer: Projection | None) -> _C.Projection:
+    """The projection as the core takes it; the core borrows the weights and keeps them alive. None: it has none."""
+    if layer is None:
+        return _C.Projection((), (), None, None, False)
     weights, rows = tuple(w.data for w in layer.weights), tuple(w.rows for w in layer.weights)
     return _C.Projection(weights, rows, layer.bias, layer.columns, layer.float_rows)
 

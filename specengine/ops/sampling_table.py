@@ -84,6 +84,11 @@ class TokenHistory:
             prompt_length=torch.tensor(list(prompt_lengths), dtype=torch.int32),
         )
 
+    @property
+    def last(self) -> torch.Tensor:
+        """The last token of every text, int32 [B, 1]."""
+        return self.tokens.gather(1, self.length[:, None].long() - 1)
+
     def to(self, device: torch.device) -> TokenHistory:
         return TokenHistory(*(column.to(device) for column in self.native))
 

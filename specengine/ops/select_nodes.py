@@ -12,6 +12,8 @@ import torch
 
 from specengine import _C
 
+Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # tokens, parents, depths, scores
+
 
 @dataclass(frozen=True)
 class SelectedTrees:

@@ -1,5 +1,7 @@
 """An EAGLE drafter driven by hand beside a tiny target."""
 
+import itertools
+
 import torch
 
 from specengine.draft_policy.draft import Draft
@@ -66,12 +68,12 @@ class Bench:
         """The candidates of a draft, and the logits of every pass [rows, Vd]."""
         seen, logits = [], self.drafter.network.logits
         self.drafter.network.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]
-        self.drafter._tree_draft = None  # the passes are to be seen one by one
-        ready = [request for request in self.requests if self.drafter.pairs.pairs_of(request).count]
-        grown, grow = [], self.drafter._candidates
-        self.drafter._candidates = lambda *rest: grown.append(grow(*rest)) or grown[-1]
+        self.drafter.native = None  # the passes are to be seen one by one
+        ready = [request for request in self.requests if self.drafter.reader.pairs_of(request).count]
+        grown, begin = [], self.drafter._growing
+        self.drafter._growing = lambda *rest: grown.append(begin(*rest)) or grown[-1]
         self.drafter.grow(ready, 0.0)
-        self.drafter.network.logits, self.drafter._candidates = logits, grow
+        self.drafter.network.logits, self.drafter._growing = logits, begin
         (trees,) = grown
         return ready, trees, seen
 
@@ -102,14 +104,15 @@ def check_against(reading, bench):
     """Every distribution of a draft is the reading's, and so are the candidates made of it."""
     ready, trees, seen = bench.grown()
     k, checked = bench.drafter.config.top_k, 0
-    tokens, parents, _, scores = trees.rooted(torch.zeros(len(ready), 1, dtype=torch.int32))
+    tokens, parents, _, scores = trees.columns
+    ends = [*itertools.accumulate(level.size for level in trees.plan.levels)]
     for b, request in enumerate(ready):
         hidden_states = bench.hidden_states(request.tokens)
         known = len(request.tokens) - 1
         fused = reading.fused(hidden_states.last[:known], list(hidden_states.at_layers[:known].unbind(1)))
         for level, logits in enumerate(seen):
             rows = logits.view(len(ready), -1, logits.shape[1])[b]
-            first = 1 + (trees.ends[level - 1] if level else 0)
+            first = 1 + (ends[level - 1] if level else 0)
             for row, ours in enumerate(rows):
                 children = slice(first + row * k, first + (row + 1) * k)
                 (parent,) = set(parents[b, children].tolist())

@@ -11,7 +11,7 @@ TINY = PRESETS["tiny-llama"]
 SHAPE = dataclasses.replace(TINY, num_layers=LEVELS, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=48)
 
 
-def random_cascade(
+def random_fasteagle(
     folder,
     *,
     parallel: bool = False,

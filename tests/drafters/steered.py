@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 from specengine import Engine
-from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, PromptObserver
 from tests.engines import Oracle, ids, tiny_model
 
 
-class Steered(Oracle, HiddenStateReader, CacheCompanion):
+class Steered(Oracle):
     """drafts: per cycle, the tokens of every request and the inner drafter's trees."""
 
     def __init__(self, inner, answers, vocab, nodes=12, seed=0) -> None:
         super().__init__(answers, vocab, nodes, seed)
         self.inner, self.drafts = inner, []
-        self.reads_hidden_states = isinstance(inner, HiddenStateReader)
-        self.hidden_state_layers = getattr(inner, "hidden_state_layers", ())
+        self.reads_hidden_states, self.hidden_state_layers = inner.reads_hidden_states, inner.hidden_state_layers
 
     @property
     def max_nodes(self):
@@ -30,18 +28,16 @@ class Steered(Oracle, HiddenStateReader, CacheCompanion):
 
     @property
     def page_bytes(self):
-        return self.inner.page_bytes if isinstance(self.inner, CacheCompanion) else 0
+        return self.inner.page_bytes
 
     def attach(self, cache):
-        if isinstance(self.inner, CacheCompanion):
-            self.inner.attach(cache)
+        self.inner.attach(cache)
 
     def observe_prompt(self, request, start, hidden_states):
-        if isinstance(self.inner, PromptObserver):
-            self.inner.observe_prompt(request, start, hidden_states)
+        self.inner.observe_prompt(request, start, hidden_states)
 
     def filled(self, request):
-        return self.inner.filled(request) if isinstance(self.inner, CacheCompanion) else len(request.tokens)
+        return self.inner.filled(request)
 
     def observe(self, draft, committed, hidden_states):
         self.inner.observe(self.drafted, committed, hidden_states if self.reads_hidden_states else None)

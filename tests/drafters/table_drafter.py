@@ -5,9 +5,9 @@ import torch
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
 from specengine.draft_trees.tree_shape import TreeShape
-from specengine.drafters.base import Drafter
 from specengine.drafters.distributions.columns import Columns
 from specengine.drafters.distributions.level_logits import LevelDistributions
+from specengine.drafters.drafter import Drafter
 from specengine.rules import Wants
 
 

@@ -270,7 +270,8 @@ def test_copies_of_the_target_s_embedding_and_head_are_shared_and_own_ones_are_r
     state, target = state_of(DFLASH), tiny_model().target
     copies = {"embed_tokens.weight": embedding, "lm_head.weight": head}
     shared = load_drafter(f"dflash:{write(tmp_path / 'copies', DFLASH, state | copies)}", target)
-    assert shared.network.embedding is target.embedding and shared.head.projections == [target.head]
+    network = shared.network
+    assert network.backbone.embedding is target.embedding and network.head.projections == [target.head]
     own = {name: tensor.flip(0) for name, tensor in copies.items()}
     reading = PlainReading(Backbone(DFLASH, state, own["embed_tokens.weight"]), own["lm_head.weight"])
     check_chains(bench_of("dflash", tmp_path, DFLASH, state | own), reading)

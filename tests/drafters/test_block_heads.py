@@ -307,5 +307,5 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, name, config, state, mes
 @pytest.mark.parametrize("options", ["nodes=2", "nodes=4,top_k=3", CHAIN])
 def test_a_drawn_tree_has_no_more_nodes_than_the_options_allow(tmp_path, options):
     drafter = opened("vanilla", tmp_path, options)[0].drafter
-    nodes = len(drafter.shape.parents)
+    nodes = drafter.drawn_shape.candidates
     assert nodes <= drafter.max_nodes and nodes == min(drafter.max_nodes, 1 + BLOCK)

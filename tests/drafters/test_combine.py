@@ -10,14 +10,15 @@ import pytest
 
 from specengine import SamplingParams, drafters
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import Source
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.drafters import best_drafter, load_drafter, shipped
-from specengine.drafters.capabilities import CacheCompanion, HiddenStateReader, ScoredDrafter
 from specengine.drafters.combine.drafter import Combine, Config
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.suffix.corpus_file import write_corpus
 from specengine.types import CycleTrace
 from tests.drafters import fasteagle_files
-from tests.drafters.fasteagle_files import random_cascade
+from tests.drafters.fasteagle_files import random_fasteagle
 from tests.drafters.requests import sequence_of
 from tests.drafters.steady import pass_time, steady
 from tests.drafters.steered import steer
@@ -30,7 +31,7 @@ PROMPTS = [[5, 9, 13, 5, 9, 13, 5, 9], [7], [3, 4, 3, 4, 3, 4, 3], list(range(40
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return random_cascade(tmp_path_factory.mktemp("combine"))[0]
+    return random_fasteagle(tmp_path_factory.mktemp("combine"))[0]
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -84,10 +85,10 @@ def test_a_batch_of_no_requests_has_no_trees(folder):
     assert load_drafter(f"combine:prompt_lookup+fasteagle:{folder}", tiny_model().target).draft([]).trees == []
 
 
-class Part:
+class Part(Drafter, Source):
     """Proposes one tree, which takes some time, and counts how often it is asked."""
 
-    name, learned = "part", ()
+    name, learned, max_nodes = "part", (), 8
 
     def __init__(self, tree, drafter=None, seconds=0.0):
         self.tree, self.drafter, self.seconds, self.asked, self.skipped = tree, drafter, seconds, 0, 0
@@ -98,22 +99,16 @@ class Part:
             pass_time(self.drafter, self.seconds)
         return [self.tree for _ in requests]
 
-    def ready(self, requests):
-        return len(requests)
-
-    def drafted_levels(self, trees):
-        return self.tree.levels
+    def draft(self, requests): ...
 
     def skip(self, requests):
         self.skipped += 1
-
-    def observe(self, draft, committed, hidden_states): ...
 
 
 def combined(*trees, seconds=0.0, costs=COSTS):
     """A combination of parts that propose these trees."""
     drafter = Combine(Config(), "+".join(["prompt_lookup"] * len(trees)), tiny_model().target, CycleCosts(costs))
-    drafter.parts[:] = [Part(tree, drafter, seconds) for tree in trees]
+    drafter.parts[:] = drafter.policy.sources[:] = [Part(tree, drafter, seconds) for tree in trees]
     return steady(drafter)
 
 
@@ -147,21 +142,13 @@ def test_nobody_is_asked_where_asking_takes_longer_than_it_can_save():
     assert sizes[-4:] == [1, 1, 1, 1]
 
 
-class Fixed(Part, HiddenStateReader, CacheCompanion):
+class Fixed(Part):
     """Proposes one tree wherever the text is, and learns nothing."""
 
-    max_nodes, spare_slots, page_bytes = 8, 8, 0
+    reads_hidden_states = True
 
     def propose(self, requests, min_gain):
         return [self.tree.rooted(request.tokens[-1], request.draft_limit) for request in requests]
-
-    def attach(self, cache): ...
-    def observe_prompt(self, request, start, hidden_states): ...
-    def filled(self, request):
-        return len(request.tokens)
-
-    def observe(self, draft, committed, hidden_states): ...
-    def release(self, request): ...
 
 
 def test_every_part_is_counted_by_itself():
@@ -173,7 +160,7 @@ def test_every_part_is_counted_by_itself():
         Fixed(ScoredTree([0, 319, often, 318], [-1, 0, 0, 2], [1.0, 0.5, 0.5, 0.5])),
     ]
     drafter = Combine(Config(adaptive=False), "prompt_lookup+prompt_lookup:", model.target)
-    drafter.parts[:], drafter._names = parts, ["one", "two"]
+    drafter.parts[:], drafter.policy.sources[:], drafter._names = parts, parts, ["one", "two"]
     output = tiny_engine(drafter).generate(PROMPTS[0], replace(GREEDY, trace=True))
     assert output.token_ids == plain
     expected = {"one": [0, 0], "two": [0, 0]}
@@ -197,6 +184,8 @@ def test_parts_of_one_kind_are_told_apart_and_other_drafters_have_none(folder):
     assert set(stats.sources) == {"prompt_lookup,max_ngram=2", "prompt_lookup", "fasteagle"}
     assert all(0 <= source.accepted <= source.drafted > 0 for source in stats.sources.values())
     assert tiny_engine("prompt_lookup").generate(PROMPTS[0], SAMPLED).stats.sources == {}
+    both = tiny_engine("combine:prompt_lookup+suffix,adaptive=false").generate(PROMPTS[0], SAMPLED).stats
+    assert set(both.sources) == {"prompt_lookup", "suffix"}  # not those of suffix's own
 
 
 @pytest.mark.parametrize(
@@ -219,7 +208,7 @@ def test_parts_that_cannot_be_combined_are_named(path, message):
 class NoOptions: ...
 
 
-class Bare(Part, ScoredDrafter):
+class Bare(Part):
     """Has no option `adaptive`."""
 
     name = "bare"
@@ -241,7 +230,7 @@ def test_a_part_need_not_have_the_option_adaptive(monkeypatch):
 
 def test_parts_that_read_different_layers_are_refused(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(fasteagle_files, "TAPS", (0, 2))
-    other, _ = random_cascade(tmp_path)
+    other, _ = random_fasteagle(tmp_path)
     with pytest.raises(ValueError, match="read different layers of the target"):
         tiny_engine(f"combine:fasteagle:{folder}+fasteagle:{other}")
 
@@ -250,9 +239,9 @@ def test_auto_is_copies_and_the_drafter_that_comes_with_the_package(tmp_path, mo
     monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
     assert tiny_engine("auto").drafter.name == "prompt_lookup"
     mark = shipped.fingerprint(tiny_model().target)
-    random_cascade(tmp_path / "other" / "fasteagle", target_fingerprint="0" * 16)
+    random_fasteagle(tmp_path / "other" / "fasteagle", target_fingerprint="0" * 16)
     assert tiny_engine("auto").drafter.name == "prompt_lookup"
-    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
+    random_fasteagle(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
     engine = tiny_engine("auto,nodes=5")
     assert [part.name for part in engine.drafter.parts] == ["prompt_lookup", "fasteagle"]
     assert engine.drafter.max_nodes == 5
@@ -271,5 +260,5 @@ def test_auto_on_a_device_is_what_drafts_inside_the_captured_cycle(tmp_path, mon
     monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
     known = tiny_model().target
     target = SimpleNamespace(ops=SimpleNamespace(on_device=True), final_norm=known.final_norm, weights=known.weights)
-    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
+    random_fasteagle(tmp_path / "tiny" / "fasteagle", target_fingerprint=shipped.fingerprint(target))
     assert (best_drafter(target).name, best_drafter(target).path) == ("combine", "prompt_lookup+fasteagle")

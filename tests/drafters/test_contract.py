@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from specengine.drafters import DRAFTERS, drafter_kind
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import LogitsDrafter
+from specengine.drafters.drafter import Drafter
 from specengine.rules.base import Wants
 
 
@@ -21,4 +20,4 @@ def test_a_drafter_has_the_name_it_is_found_by_and_options_that_can_be_left_out(
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_only_a_drafter_with_distributions_serves_rules_that_refuse_to_go_without(name):
     kind = drafter_kind(name)
-    assert issubclass(kind, LogitsDrafter) or not kind.offers & {Wants.SAMPLED_ONLY, Wants.PROBABILITIES}
+    assert kind.gives_logits is not Drafter.gives_logits or not kind.offers & {Wants.SAMPLED_ONLY, Wants.PROBABILITIES}

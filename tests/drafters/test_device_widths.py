@@ -36,7 +36,7 @@ def glide(folder):
 MAKERS = {
     "eagle3": eagle("two layers", "top_k=3,levels=2,beam=2,nodes=6"),
     "layers out of order": eagle("layers by their outputs", "top_k=2,levels=2,beam=1,nodes=4"),
-    "fasteagle": lambda folder: f"fasteagle:{fasteagle_files.random_cascade(folder)[0]},top_k=2",
+    "fasteagle": lambda folder: f"fasteagle:{fasteagle_files.random_fasteagle(folder)[0]},top_k=2",
     "medusa": medusa,
     "glide": glide,
 }

@@ -13,7 +13,6 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters import check_offers, load_drafter
-from specengine.drafters.capabilities import LogitsDrafter
 from specengine.drafters.draft_model.drafter import Config, DraftModel
 from specengine.drafters.draft_model.small_model import State
 from specengine.drafters.prompt_lookup.drafter import PromptLookup
@@ -486,7 +485,7 @@ def test_the_tree_overrides_the_length():
 
 
 def test_distributions_are_not_looked_for_where_there_are_none():
-    assert not isinstance(load_drafter("none", tiny_model().target), LogitsDrafter)
+    assert not load_drafter("none", tiny_model().target).gives_logits(Wants.PROBABILITIES)
     assert load_drafter("ouroboros:self,layers=1", tiny_model().target).room_for_logits(8) is None
     room = drafter_of(replacement=True).room_for_logits(8)
     assert isinstance(room, DraftLogits) and room.logits.shape == (8, 320) and room.replacement

@@ -7,7 +7,6 @@ import torch
 
 from specengine import Engine
 from specengine._C import PAGE_SIZE
-from specengine.drafters.capabilities import drafts_in_cycles
 from specengine.drafters.text_state import TextState
 from specengine.models import presets
 from specengine.ops import cuda_ops
@@ -41,7 +40,7 @@ def lengths_of(output):
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_the_device_says_what_the_cpu_does(on_device, params):
     engine = on_device(PART, max_batch_size=2)
-    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    assert engine.drafter.drafts_in_cycle
     traced = dataclasses.replace(params, trace=True)
     outputs = engine.generate(PROMPTS, traced)
     assert ids(outputs) == ids(on_the_cpu(params))

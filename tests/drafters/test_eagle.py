@@ -79,8 +79,8 @@ def test_an_impossible_training_length_is_named(tmp_path, length):
 def test_a_tree_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
     spec, _ = layout
     whole, single = (Bench(spec, PROMPTS, f"{options},adaptive=false") for _ in range(2))
-    assert whole.drafter._tree_draft is not None
-    single.drafter._tree_draft = None
+    assert whole.drafter.native is not None
+    single.drafter.native = None
     limits = (100, 100, 2, 3)
     for committed in ([[1, 2, 3], [8], [9, 9], [30, 31]], [[6], [2, 8, 5], [7], [1]], [[5, 4], [1], [2], [3]]):
         for bench in (whole, single):
@@ -95,7 +95,7 @@ def test_a_tree_in_one_call_is_that_of_its_passes_one_by_one(layout, options):
 def test_pairs_of_several_passes_are_read_as_those_of_one(layout):
     spec, _ = layout
     whole, single = (Bench(spec, PROMPTS, "top_k=3,levels=3,nodes=16,adaptive=false") for _ in range(2))
-    single.drafter._tree_draft = None
+    single.drafter.native = None
     for drafted in (slice(1, 3), slice(0, 0), slice(0, 4), slice(3, 4), slice(0, 4)):  # the others' pairs wait
         grown = []
         for bench in (whole, single):
@@ -108,7 +108,7 @@ def test_pairs_of_several_passes_are_read_as_those_of_one(layout):
 
 def test_weights_are_fetched_ahead_only_behind_a_draft(tmp_path, monkeypatch):
     bench, fetched = Bench(spec_of(tmp_path), PROMPTS[2:]), []
-    monkeypatch.setattr(bench.drafter._tree_draft, "fetch", lambda: fetched.append(len(bench.requests[0].tokens)))
+    monkeypatch.setattr(bench.drafter.native, "fetch", lambda: fetched.append(len(bench.requests[0].tokens)))
     for drafts in (True, False, False, True):
         if drafts:
             bench.drafter.grow(bench.requests)
@@ -120,7 +120,7 @@ def test_weights_are_fetched_ahead_only_behind_a_draft(tmp_path, monkeypatch):
 def test_levels_whose_nodes_were_all_left_out_count_as_drafted(tmp_path, in_core):
     bench = Bench(spec_of(tmp_path), PROMPTS, "top_k=2,levels=5,beam=1,nodes=2,adaptive=false")
     if not in_core:
-        bench.drafter._tree_draft = None
+        bench.drafter.native = None
     trees = bench.drafter.propose(bench.requests, 0.0)
     assert max(tree.levels for tree in trees) == 1 and bench.drafter.drafted_levels(trees) == 5
     trees = bench.drafter.propose(bench.requests, 0.0)  # there is no pair that was not read
@@ -136,7 +136,7 @@ def test_no_pass_of_the_target_is_kept_for_more_than_a_draft(tmp_path):
     sizes = []
     for _ in range(3):
         bench.commit([[1, 2], [3, 4]])
-        held = [bench.drafter.pairs.pairs_of(request)._hidden_states for request in bench.requests]
+        held = [bench.drafter.reader.pairs_of(request)._hidden_states for request in bench.requests]
         sizes.append({sum(part.untyped_storage().nbytes() // part[0].nbytes for part in own) for own in held})
     assert sizes == [{4}, {4}, {6}]  # rows: of a pass of both requests; of each request, copied when others came
 
@@ -234,9 +234,9 @@ def test_a_static_tree_holds_the_likeliest_tokens_of_its_ranks(tmp_path):
     static = Bench(spec, PROMPTS[:1], f"tree={tmp_path / 'tree.json'},adaptive=false")
     wide = Bench(spec, PROMPTS[:1], "nodes=200,levels=3,top_k=10,adaptive=false")
     (tree,), ((_, trees, _),) = static.drafter.draft(static.requests).trees, [wide.grown()]
-    tokens, parents, _, _ = trees.rooted(torch.zeros(1, 1, dtype=torch.int32))
+    tokens, parents, _, _ = trees.columns
     children = {}  # of every path, likeliest first
-    for node in range(1, 1 + trees.ends[-1]):
+    for node in range(1, tokens.shape[1]):
         path = candidate_path(tokens[0], parents[0], node)
         children.setdefault(tuple(path[:-1]), []).append(path[-1])
     expected = {()}
@@ -260,10 +260,10 @@ def test_only_pairs_of_true_features_stay_cached(tmp_path):
             if drafts:
                 bench.drafter.draft(bench.requests)
         bench.drafter.draft(bench.requests)
-        pairs = bench.drafter.pairs.pairs_of(bench.requests[0]).first
+        pairs = bench.drafter.reader.pairs_of(bench.requests[0]).first
         assert pairs == len(bench.requests[0].tokens) - 1
         (first, *_) = bench.requests[0].pages
-        keys.append(bench.drafter.pairs.pool.k[:, first, :, :pairs].clone())
+        keys.append(bench.drafter.reader.pool.k[:, first, :, :pairs].clone())
     assert torch.allclose(keys[0], keys[1], atol=1e-5) and torch.allclose(keys[0], keys[2], atol=1e-5)
 
 

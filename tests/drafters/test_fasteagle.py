@@ -6,10 +6,10 @@ from specengine import Engine, SamplingParams
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters import load_drafter, shipped
 from specengine.drafters.fasteagle.drafter import Config, FastEagle
-from specengine.drafters.fasteagle.native_draft import CascadeDraft
-from specengine.drafters.fasteagle.network import Cascade
+from specengine.drafters.fasteagle.network import FastEagleNetwork
+from specengine.drafters.native import NativeDraft
 from tests.drafters.draft_files import RandomWeights, dense_layer, norm
-from tests.drafters.fasteagle_files import DRAFT_VOCAB, LEVELS, SHAPE, TAPS, TINY, random_cascade
+from tests.drafters.fasteagle_files import DRAFT_VOCAB, LEVELS, SHAPE, TAPS, TINY, random_fasteagle
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 
 PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [1, 2]]
@@ -17,7 +17,7 @@ PROMPTS = [[5, 9, 13, 5, 9], [7], list(range(3, 70)), [1, 2]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return random_cascade(tmp_path_factory.mktemp("fasteagle"))[0]
+    return random_fasteagle(tmp_path_factory.mktemp("fasteagle"))[0]
 
 
 def dense_chances(tensors, tokens: list[int], fields) -> torch.Tensor:
@@ -70,11 +70,11 @@ OPTIONS = {
 @pytest.mark.parametrize("in_core", [True, False], ids=["core", "torch"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_draft_is_what_the_architecture_says_of_the_whole_text(tmp_path, monkeypatch, options, in_core):
-    path, tensors = random_cascade(tmp_path, **options)
+    path, tensors = random_fasteagle(tmp_path, **options)
     engine = tiny_engine(f"fasteagle:{path},top_k=12,adaptive=false")
-    assert (engine.drafter._native is None) == bool(options.get("parallel"))
+    assert (engine.drafter.native is None) == bool(options.get("parallel"))
     if not in_core:
-        engine.drafter._native = None
+        engine.drafter.native = None
     seen, grow = [], FastEagle.grow
 
     def recorded(self, requests, min_gain):
@@ -123,15 +123,15 @@ def test_the_tree_is_a_backbone_with_leaves(folder):
 
 def test_drafting_costs_one_call_of_the_core(folder, monkeypatch):
     engine, calls = tiny_engine(f"fasteagle:{folder},adaptive=false"), []
-    draft = CascadeDraft.__call__
-    monkeypatch.setattr(CascadeDraft, "__call__", lambda *rest: calls.append(1) or draft(*rest))
-    monkeypatch.setattr(Cascade, "outputs", None)
+    draft = NativeDraft.__call__
+    monkeypatch.setattr(NativeDraft, "__call__", lambda *rest: calls.append(1) or draft(*rest))
+    monkeypatch.setattr(FastEagleNetwork, "draft", None)
     output = engine.generate([5, 9, 13], GREEDY)
     assert len(calls) == output.stats.cycles - 1  # the last cycle has no room for a draft
 
 
 def test_drafts_go_on_past_the_length_the_drafter_was_trained_for(tmp_path):
-    path, _ = random_cascade(tmp_path, max_position_embeddings=16)
+    path, _ = random_fasteagle(tmp_path, max_position_embeddings=16)
     engine, prompt = tiny_engine(f"fasteagle:{path},adaptive=false"), list(range(1, 90))
     assert engine.generate(prompt, GREEDY).token_ids == tiny_engine("none").generate(prompt, GREEDY).token_ids
 
@@ -146,7 +146,7 @@ def test_drafts_go_on_past_the_length_the_drafter_was_trained_for(tmp_path):
     ],
 )
 def test_a_checkpoint_that_does_not_fit_its_target_is_refused_by_name(tmp_path, fields, message):
-    path, _ = random_cascade(tmp_path, **fields)
+    path, _ = random_fasteagle(tmp_path, **fields)
     with pytest.raises(ValueError, match=message):
         tiny_engine(f"fasteagle:{path}")
 
@@ -163,7 +163,7 @@ def test_a_checkpoint_that_does_not_fit_its_target_is_refused_by_name(tmp_path, 
     ],
 )
 def test_a_tensor_that_is_missing_or_of_another_shape_is_named(tmp_path, name, tensor, message):
-    path, tensors = random_cascade(tmp_path)
+    path, tensors = random_fasteagle(tmp_path)
     tensors = {key: value for key, value in (tensors | {name: tensor}).items() if value is not None}
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"^drafter: .*'{name}'.*{message}"):
@@ -181,7 +181,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(tmp_path, name, t
     ],
 )
 def test_an_optional_part_that_is_incomplete_is_named(tmp_path, name, tensor, message):
-    path, tensors = random_cascade(tmp_path, **OPTIONS["everything"])
+    path, tensors = random_fasteagle(tmp_path, **OPTIONS["everything"])
     tensors = {key: value for key, value in (tensors | {name: tensor}).items() if value is not None}
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"'{name}'.*{message}"):
@@ -196,14 +196,14 @@ def test_an_optional_part_that_is_incomplete_is_named(tmp_path, name, tensor, me
     ],
 )
 def test_an_entry_that_does_not_exist_is_refused(tmp_path, fields, message):
-    path, _ = random_cascade(tmp_path, **fields)
+    path, _ = random_fasteagle(tmp_path, **fields)
     with pytest.raises(ValueError, match=message):
         tiny_engine(f"fasteagle:{path}")
 
 
 def test_a_vocabulary_beyond_the_targets_is_refused(tmp_path):
     weights = RandomWeights()
-    path, tensors = random_cascade(tmp_path)
+    path, tensors = random_fasteagle(tmp_path)
     tensors["d2t"] = tensors["d2t"] + TINY.vocab_size
     weights.tensors = tensors
     weights.save(path, SHAPE, eagle_aux_hidden_state_layer_ids=TAPS)
@@ -257,9 +257,9 @@ def test_a_drafter_whose_memory_goes_with_an_engine_serves_one(folder):
 def test_a_bare_name_finds_the_checkpoint_of_its_target_and_another_targets_makes_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(shipped, "CHECKPOINTS", tmp_path)
     mark = shipped.fingerprint(tiny_model().target)
-    random_cascade(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
+    random_fasteagle(tmp_path / "tiny" / "fasteagle", target_fingerprint=mark)
     assert tiny_engine("fasteagle").drafter.network.levels == LEVELS
-    path, _ = random_cascade(tmp_path / "other", target_fingerprint="0" * 16)
+    path, _ = random_fasteagle(tmp_path / "other", target_fingerprint="0" * 16)
     with pytest.warns(UserWarning, match="was trained for another model than this target"):
         tiny_engine(f"fasteagle:{path}")
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tests.drafters.fasteagle_files import random_cascade
+from tests.drafters.fasteagle_files import random_fasteagle
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED, on_the_cpu
 from tests.engines import ids
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:drafter")
     ids=["everything", "markov"],
 )
 def test_fasteagle_drafts_on_the_device_what_it_drafts_on_the_host(device_engine, tmp_path, params, options):
-    spec = f"fasteagle:{random_cascade(tmp_path, **options)[0]},adaptive=false,top_k=3"
+    spec = f"fasteagle:{random_fasteagle(tmp_path, **options)[0]},adaptive=false,top_k=3"
     traced = dataclasses.replace(params, max_new_tokens=6, trace=True)
     expected = on_the_cpu(traced, drafter=spec)
     outputs = device_engine(spec, max_batch_size=3).generate(PROMPTS, traced)

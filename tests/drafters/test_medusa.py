@@ -13,6 +13,7 @@ from specengine.drafters.medusa.drafter import Medusa
 from specengine.tensor_parallel.loading import load_model
 from tests.drafters.dense import dense_target
 from tests.drafters.medusa_files import HIDDEN, TARGET, VOCAB, heads_state, write
+from tests.drafters.requests import sequence_of
 from tests.drafters.steered import steer
 from tests.engines import GREEDY, SAMPLED, ids, tiny_engine, tiny_model
 from tests.models.files import random_state
@@ -57,13 +58,13 @@ def test_chances_are_those_of_a_dense_reading_whatever_is_accepted(layout, in_co
     state, target_state = heads_state(**options), random_state(TARGET)
     drafter, seen = drafter_of(write(tmp_path, state, name)), []
     if not in_core:
-        drafter._native = None
+        drafter.native = None
     propose = Medusa.propose
 
     def recorded(self, requests, min_gain):
         trees = propose(self, requests, min_gain)
         own = self.calibrated  # keeps the heads' own chances
-        seen.extend((list(s.tokens), s.drafter_states[own]) for s in requests if self in s.drafter_states)
+        seen.extend((list(s.tokens), s.drafter_states[own]) for s in requests if self.reader in s.drafter_states)
         return trees
 
     monkeypatch.setattr(Medusa, "propose", recorded)
@@ -108,8 +109,11 @@ def test_a_reduced_vocabulary_drafts_the_tokens_its_table_names(tmp_path):
 def test_engines_that_share_a_drafter_may_draft_at_once(tmp_path):
     drafter = drafter_of(write(tmp_path, heads_state()))
     rows = torch.randn(4, 1, HIDDEN, generator=torch.Generator().manual_seed(0))
-    alone = [drafter._children(own, 4) for own in rows]
-    drafts = at_once(lambda caller: [drafter._children(rows[caller], 4) for _ in range(200)], len(rows))
+    requests = [sequence_of([5, 9]) for _ in rows]
+    for request, own in zip(requests, rows, strict=True):
+        request.drafter_states[drafter.reader] = own
+    alone = [drafter.grow([request]) for request in requests]
+    drafts = at_once(lambda caller: [drafter.grow([requests[caller]]) for _ in range(200)], len(rows))
     assert all(draft == own for own, drafted in zip(alone, drafts, strict=True) for draft in drafted)
 
 

@@ -41,7 +41,7 @@ def drafts_of(spec, preset):
     """The tree of every request and the logits of every pass over several cycles."""
     bench = Bench(spec, PROMPTS, TREE, tiny_model(f"random:{preset}").target)
     network, drafts = bench.drafter.network, []
-    logits = network.logits
+    logits, bench.drafter.native = network.logits, None  # the passes are to be seen one by one
     for committed in (None, *COMMITTED):
         if committed:
             bench.commit(committed)

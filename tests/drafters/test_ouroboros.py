@@ -6,7 +6,6 @@ import pytest
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters import load_drafter
-from specengine.drafters.capabilities import draft_for_rule
 from specengine.drafters.draft_model import small_model
 from specengine.drafters.ouroboros.config import TASKS, Config
 from specengine.drafters.ouroboros.drafter import Ouroboros
@@ -196,7 +195,7 @@ def test_rules_that_draw_from_a_residual_get_drafts_that_share_none_of_its_noise
 
     def drafted(wants, seed):
         request = Request([5, 9, 13], SAMPLED, seed, 48, frozenset(), None)
-        (tree,) = draft_for_rule(drafter, wants, [request]).trees
+        (tree,) = drafter.draft_for(wants, [request]).trees
         drafter.release(request)
         return tuple(tree.tokens)
 

@@ -6,7 +6,7 @@ import torch
 
 from specengine.models.presets import PRESETS
 from tests.drafters import block_files, block_heads, eagle_files, glide_files, medusa_files
-from tests.drafters.fasteagle_files import random_cascade
+from tests.drafters.fasteagle_files import random_fasteagle
 from tests.drafters.mtp_files import mtp_state, write_mtp
 from tests.drafters.p_eagle_files import write_p_eagle
 from tests.drafters.pard_files import pard_state, write_pard
@@ -27,7 +27,7 @@ def write_trained(folder: Path) -> dict[str, str]:
         "eagle3": eagle_files.write_drafter(
             folder / "eagle3", eagle_files.CONFIG, eagle_files.eagle3_state(eagle_files.CONFIG)
         ),
-        "fasteagle": random_cascade(folder / "fasteagle", markov=8)[0],
+        "fasteagle": random_fasteagle(folder / "fasteagle", markov=8)[0],
         "glide": glide_files.write(folder / "glide", glide_files.glide_state()),
         "medusa": medusa_files.write(folder / "medusa", medusa_files.heads_state()),
         "mtp": write_mtp(folder / "mtp", mtp_state(PRESETS["tiny-llama"])),

@@ -27,7 +27,7 @@ def folders(tmp_path_factory):
     config = eagle_files.CONFIG | {"vocab_size": tiny_model().config.vocab_size}
     states = {"eagle": eagle_files.eagle1_state(config), "eagle3": eagle_files.eagle3_state(config)}
     made = {name: eagle_files.write_drafter(folder / name, config, state) for name, state in states.items()}
-    made["fasteagle"] = fasteagle_files.random_cascade(folder / "fasteagle")[0]
+    made["fasteagle"] = fasteagle_files.random_fasteagle(folder / "fasteagle")[0]
     made["mtp"] = mtp_files.write_mtp(folder / "mtp", mtp_files.mtp_state(tiny_model().config))
     made["p_eagle"] = p_eagle_files.write_p_eagle(folder / "p_eagle")
     for name, own in (("dflash", block_files.DFLASH), ("jetspec", block_files.JETSPEC)):

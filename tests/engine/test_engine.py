@@ -8,7 +8,6 @@ import torch
 
 from specengine import _C, Engine, SamplingParams, generate
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.drafters.capabilities import HiddenStateReader
 from specengine.drafters.none import NoneDrafter
 from specengine.drafters.prompt_lookup.drafter import Config, PromptLookup
 from specengine.engine.prompts import encode_prompt
@@ -155,8 +154,10 @@ def test_trace_shows_trees_whose_accepted_paths_are_the_output():
     assert tiny_engine().generate(PROMPTS[3], GREEDY).trace is None
 
 
-class SlowObserver(NoneDrafter, HiddenStateReader):
+class SlowObserver(NoneDrafter):
     """Takes its time to observe prompts and cycles."""
+
+    reads_hidden_states = True
 
     def observe_prompt(self, request, start, hidden_states):
         time.sleep(0.05)

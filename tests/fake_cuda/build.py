@@ -9,8 +9,7 @@ import torch
 
 from specengine import ops as op_table
 from specengine.drafters import load_drafter
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, HiddenStateReader, gives_logits
+from specengine.drafters.drafter import Drafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
@@ -55,14 +54,13 @@ class FakeEngine:
         backlog = getattr(self.buffers.drafter_state, "backlog", None)
         if backlog is None:
             return None
-        assert isinstance(self.drafter, DeviceStateDrafter)
         backlog.waiting = backlog.room
         with self.device.captured() as launches:
             self.drafter.before_cycle(self.batch(nodes=1))
         return launches
 
     def batch(self, nodes: int, size: int = SLOTS) -> GraphBatch:
-        return GraphBatch(self.buffers, size, nodes)
+        return GraphBatch(self.buffers, size, nodes, wants=self.cycle.rule.wants)
 
 
 class FakeMachine:
@@ -89,16 +87,15 @@ class FakeMachine:
     def engine(self, target: Transformer, spec: str, rule: str = "match", slots: int = SLOTS) -> FakeEngine:
         """Makes what EngineCore makes of a drafter and a rule, but no graphs."""
         drafter, parsed = load_drafter(spec, target), parse_rule(rule)
-        if isinstance(drafter, HiddenStateReader):
+        if drafter.hidden_state_layers:
             target = target.with_hidden_state_layers(drafter.hidden_state_layers)
         cache = target.new_cache(PAGES)
-        if isinstance(drafter, CacheCompanion):
-            drafter.attach(cache)
+        drafter.attach(cache)
         rows = slots * drafter.max_nodes
         sizes = BufferSizes(slots, 256, drafter.spare_slots, rows, target.config.vocab_size)
-        logits = drafter.room_for_logits(rows) if gives_logits(drafter, parsed.wants) else None
-        kept = isinstance(drafter, DeviceStateDrafter) and logits is None
-        state = drafter.new_device_state(slots) if kept else None
+        inside, drawn = drafter.drafts_in_cycle, drafter.gives_logits(parsed.wants)
+        logits = drafter.room_for_logits(rows) if drawn and not inside else None
+        state = drafter.new_device_state(slots) if inside else None
         weights = not isinstance(parsed, Match)
         buffers = DeviceBuffers(sizes, [2], CUDA, draft_logits=logits, weights=weights, drafter_state=state)
         return FakeEngine(self.device, Cycle(target, cache, drafter, parsed), buffers)

@@ -15,7 +15,16 @@ from safetensors.torch import load_file, save_file
 from specengine.engine.device.cycle_graphs import widths_up_to
 from specengine.models.transformer import Transformer
 from specengine.rules import RULES
-from tests.drafters import block_files, block_heads, eagle_files, fasteagle_files, glide_files, medusa_files, pard_files
+from tests.drafters import (
+    block_files,
+    block_heads,
+    eagle_files,
+    fasteagle_files,
+    glide_files,
+    medusa_files,
+    p_eagle_files,
+    pard_files,
+)
 from tests.fake_cuda.build import FakeMachine
 from tests.fake_cuda.launches import Launches
 
@@ -44,6 +53,8 @@ DRAFTERS = {
     "medusa": "medusa:{medusa},nodes=8",
     "glide": "glide:{glide}",
     "pard, a chain": "pard:{pard},tree=chain",
+    "pard, ddtree": "pard:{pard},nodes=16",
+    "p_eagle": "p-eagle:{p_eagle},nodes=16",
     "dflash, a chain": "dflash:{dflash},tree=chain",
     "jetspec": "jetspec:{jetspec},nodes=16",
     "dspark": "dspark:{dspark},nodes=16",
@@ -60,7 +71,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     named = {"eagle3": "official", "unordered": "layers by their outputs", "normed": "a norm per feature"}
     named["eagle"] = "eagle 1"
     made = {name: eagle_files.write_drafter(folder / name, *layouts[layout][1:]) for name, layout in named.items()}
-    made["fasteagle"] = fasteagle_files.random_cascade(folder / "fasteagle")[0]
+    made["fasteagle"] = fasteagle_files.random_fasteagle(folder / "fasteagle")[0]
     made["medusa"] = medusa_files.write(folder / "medusa", medusa_files.heads_state(vocab=0))
     blocks = {"dflash": (block_files.DFLASH, block_files.backbone_state(block_files.DFLASH))}
     blocks["jetspec"] = (block_files.JETSPEC, blocks["dflash"][1])
@@ -68,6 +79,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     blocks["domino"] = (block_heads.DOMINO, block_heads.domino_state())
     made |= {name: block_files.write(folder / name, *each) for name, each in blocks.items()}
     made["pard"] = pard_files.write_pard(folder / "pard")
+    made["p_eagle"] = p_eagle_files.write_p_eagle(folder / "p_eagle")
     glide = {**glide_files.JSON, "num_hidden_layers": 1}
     made["glide"] = glide_files.write(folder / "glide", glide_files.glide_state(glide), glide)
     for place in made.values():

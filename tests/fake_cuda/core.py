@@ -19,6 +19,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ANY = (*FLOATS, torch.uint8)
 TYPES = {
     "f32": (torch.float32,),
+    "f64": (torch.float64,),
     "i32": (torch.int32,),
     "i64": (torch.int64,),
     "u8": (torch.uint8,),
@@ -126,7 +127,7 @@ OPS = {
         "tokens: i32[B,N]  parents: i32[B,N]  depths: i32[B,N]  scores: f32[B,N]  ancestors: i32[B,N,N/32]  "
         "node_counts: i32[B]  top_tokens: i32[B,L,S,k]  top_scores: f32[B,L,S,k]  sums: f32[B,L,S]  arrived: i32[B]  "
         "token_ids?: i32[V]",
-        ("expand_backbone",),
+        ("expand_levels",),
     ),
     "select_nodes": Op(
         "tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  limits: i32[B]  "
@@ -136,7 +137,7 @@ OPS = {
     ),
     "pair_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  counts: i32[B]  first: i32[B]  tokens: i32[M]  parents: i32[M]  "
-        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B]  ends: i32[3,B]  blocks?: i32[B,S]",
+        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B,slots]  ends: i32[3,B]  above?: i64[M]  blocks?: i32[B,S]",
         ("pair_rows",),
     ),
     "keep_pairs": Op(
@@ -155,11 +156,27 @@ OPS = {
         "rounded?: float[R,G]",
         ("gru_step",),
     ),
-    "fill_ranks": Op(
-        "best_tokens: i32[R,k]  best_scores: f32[R,k]  token_ids?: i32[V]  ranks: i32[N]  parents: i32[N]  "
-        "depths: i32[N]  history: i32[B,T]  history_length: i32[B]  tokens: i32[B,N+1]  parents: i32[B,N+1]  "
-        "depths: i32[B,N+1]  scores: f32[B,N+1]",
-        ("fill_ranks",),
+    "top_tokens": Op(
+        "logits: f32[R,V]  tokens: i32[R,S,k]  scores: f32[R,S,k]  sums: f32[R,S]  arrived: i32[counters]  "
+        "tokens: i32[R,k]  log_probs: f32[R,k]",
+        ("top_tokens",),
+    ),
+    "expand_node": Op(
+        "logits: f32[B,V]  delta?: f32[B,V]  confidence?: f32[B]  tokens: i32[B,S,k]  scores: f32[B,S,k]  "
+        "sums: f32[B,S]  arrived: i32[counters]  tokens: i32[B,N,k]  log_probs: f32[B,N,k]  confidences?: f32[B,N]  "
+        "ranks: i32[B,N]  next: i32[B,N]  steps: i32[B,N]  scores: f64[B,N]  counts: i32[B]  opened: i32[B]  "
+        "token_ids?: i32[V]  roots: i32[B,1]  known: i32[B]  limits?: i32[B]  history_length?: i32[B]  "
+        "final_length?: i32[B]  active?: i32[B]  tokens: i32[B,N]  parents: i32[B,N]  depths: i32[B,N]  "
+        "scores: f32[B,N]  beam: i32[B,1]  tokens: i32[B]  depths: i32[B]  ancestors: i32[B,W]  above: i64[B]",
+        ("expand_node",),
+    ),
+    "expand_levels": Op(
+        "logits: f32[R,V]  ranks?: i32[N]  parents?: i32[N]  depths?: i32[N]  thresholds?: f32[C]  widths?: i32[C+1]  "
+        "tokens: i32[R,S,k]  scores: f32[R,S,k]  sums: f32[R,S]  arrived: i32[counters]  token_ids?: i32[V]  "
+        "roots?: i32[B,1]  history?: i32[B,T]  known: i32[B]  limits?: i32[B]  history_length?: i32[B]  "
+        "final_length?: i32[B]  active?: i32[B]  tokens: i32[B,M]  parents: i32[B,M]  depths: i32[B,M]  "
+        "scores: f32[B,M]",
+        ("expand_levels",),
     ),
     "text_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  active: i32[B]  block_table: i32[B,P]  first: i32[B]  "

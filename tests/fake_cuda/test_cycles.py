@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.none import NoneDrafter
 from tests.fake_cuda.cases import CASES, CATCH_UP, DRAFTERS, launches_of, recorded, totals
 from tests.fake_cuda.refused import Refused
@@ -13,8 +13,13 @@ PLAIN = 10  # launches that a cycle of width 1 may have beyond plain decoding: h
 AROUND = 8  # launches of plain decoding outside of its layers
 CHAIN_OF_7 = 60  # launches that EAGLE-3 adds to plain decoding for a chain of seven
 GROWN = "more launches than tests/fake_cuda/launches.json; if they are needed: python -m tests.fake_cuda.record"
-# PyTorch's kernels in a cycle beside products: where layers are put in order, and where a given tree lacks candidates.
-OTHERS = {"eagle3, layers out of order": ["index"], "eagle, a given tree": ["scalar_tensor", "where"]}
+# PyTorch's kernels in a cycle beside products: where layers are put in order, where a given tree lacks candidates, and
+# where masks have a hidden state.
+OTHERS = {
+    "eagle3, layers out of order": ["index"],
+    "eagle, a given tree": ["scalar_tensor", "where"],
+    "p_eagle": ["cat"],
+}
 CHAINS = {"eagle3, a chain of 7": 7, "eagle": 3, "glide": 4}  # levels of drafters that make a pass for each
 
 

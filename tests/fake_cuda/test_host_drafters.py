@@ -12,8 +12,8 @@ from tests.fake_cuda.mode import CUDA
 LEVELS = 3
 SPECS = {
     "a chain": "draft_model:self,layers={layers},length=3",
-    "a tree": "draft_model:self,layers={layers},tree=2x2x1",
-    "a level of one node": "draft_model:self,layers={layers},tree=1x1x2",
+    "a tree": "draft_model:self,layers={layers},tree=2x2x1,adaptive=false",
+    "a level of one node": "draft_model:self,layers={layers},tree=1x1x2,adaptive=false",
 }
 
 

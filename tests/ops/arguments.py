@@ -284,137 +284,47 @@ def decoder_pass_fed() -> Arguments:
     return {**decoder_pass(), "decoder": native, "tokens": None, "inputs": randn(8, 6, seed=5)}
 
 
-def draft_tree() -> Arguments:
-    """EAGLE-3: two requests with chains of 5 and 3 pairs, three levels, of which the best two nodes have children."""
-    first = {**decoder_layer(), "attention_norm": None, "qkv": projection(64, 12, 1)}
-    layers = [_C.DecoderLayer(**first), _C.DecoderLayer(**decoder_layer())]
-    changes = {"embedding": None, "layers": layers, "first_columns": 12, "hidden_state_layers": (2,)}
-    passed = decoder_pass()
+def grow_level() -> Arguments:
+    """The second level of two trees: two children of each of two nodes, of which two are expanded."""
+    scores = torch.tensor([[0.0, -1.0, -2.0, *[0.0] * 4]] * 2)
+    beam = {"beam": torch.zeros(2, 2, dtype=torch.int32), "tokens": ints(0, 0, 0, 0), "depths": ints(0, 0, 0, 0)}
     return {
-        "decoder": _C.Decoder(**{**decoder(), **changes}),
-        "embedding": randn(2, 6, 16),
-        "embedding_norm": randn(6),
-        "hidden_state_norm": randn(6),
-        "fuse": _C.Projection((), (), None, None, False),
-        "before_residual": False,
-        "feed_back": False,
-        "head": projection(20, 6, 7),
-        "vocabulary": torch.arange(20, dtype=torch.int32),
-        "tokens": ints(*range(8)),
-        "hidden_states": randn(9, 6, seed=5),
-        "rows": ints(*range(8)),
-        **{name: passed[name] for name in PLACE if name != "row_start"},
-        "row_start": ints(0, 5, 8),
-        "cos": randn(96, 4),
-        "sin": randn(96, 4),
-        "levels": 3,
-        "top_k": 3,
-        "beam": 2,
-        "min_level_tokens": 0.0,
-        "min_reach": 0.0,
-        "limits": ints(3, 2),
-        **{f"trees.{name}": torch.zeros(2, 9, dtype=torch.int32) for name in ("tokens", "parents")},
-        "trees.chances": torch.zeros(2, 9),
-        "trees.node_counts": ints(0, 0),
-        "trees.levels": ints(0, 0),
+        "best_tokens": ints([3, 4], [5, 6], [7, 8], [9, 1]),
+        "best_scores": torch.tensor([[-0.5, -1.0], [-0.1, -3.0], [-2.0, -2.5], [-1.0, -1.5]]),
+        "token_ids": torch.arange(10, dtype=torch.int32) + 5,
+        "order": ints(1, 2),
+        "roots": ints([3], [4]),
+        "known": ints(1, 1),
+        "candidates.tokens": ints([3, 1, 2, *[0] * 4], [4, 2, 1, *[0] * 4]),
+        "candidates.parents": ints([-1, *[0] * 6], [-1, *[0] * 6]),
+        "candidates.depths": ints([0, 1, 1, *[0] * 4], [0, 1, 1, *[0] * 4]),
+        "candidates.scores": scores,
+        "before.beam": ints([1, 2], [2, 1]),
+        "before.ancestors": ints([3], [5], [3], [5]),
+        **{f"after.{name}": value for name, value in beam.items()},
+        "after.ancestors": torch.zeros(4, 1, dtype=torch.int32),
+        "after.above": torch.zeros(4, dtype=torch.int64),
+        "origin": torch.arange(4),
+        "first": 3,
+        "first_node": 3,
     }
 
 
-def draft_tree_fused() -> Arguments:
-    """Its hidden states are made of ten columns."""
-    return {**draft_tree(), "fuse": projection(6, 10, 9), "hidden_states": randn(9, 10, seed=5)}
-
-
-def draft_tree_joined() -> Arguments:
-    """EAGLE-1, which has no norms of the halves."""
-    layers = [_C.DecoderLayer(**{**decoder_layer(), **changes}) for changes in ({"attention_norm": None}, {})]
-    native = _C.Decoder(**{**decoder(), "embedding": None, "layers": layers, "hidden_state_layers": (2,)})
-    changes = {"embedding_norm": None, "hidden_state_norm": None, "fuse": projection(6, 12, 9)}
-    return {**draft_tree(), "decoder": native, **changes}
-
-
-def draft_cascade() -> Arguments:
-    """Two requests with chains of 5 and 3 pairs; two levels of two tokens."""
-    shared = draft_tree()
-    changes = {"embedding": None, "hidden_state_layers": (1, 2)}
+def expand_level() -> Arguments:
+    """The same of logits, to which each row adds its own."""
+    grown = grow_level()
+    del grown["best_tokens"], grown["best_scores"]
     return {
-        "decoder": _C.Decoder(**{**decoder(), **changes}),
-        "embedding": shared["embedding"],
-        "fuse": projection(6, 18, 9),
-        "embedding_norm": None,
-        "hidden_state_norm": None,
-        "head_norm": randn(6),
-        "head": shared["head"],
-        "markov_rank": 0,
-        "markov_tokens": None,
-        "markov_head": _C.Projection((), (), None, None, False),
-        "vocabulary": shared["vocabulary"],
-        "hidden_states": randn(9, 2, 6, seed=5),
-        "rows": ints(*range(1, 9)),
-        **{name: shared[name] for name in ("tokens", *PLACE, "cos", "sin")},
-        "children": torch.zeros(2, 2, 2, dtype=torch.int32),
-        "scores": torch.zeros(2, 2, 2),
-    }
-
-
-def draft_cascade_halves() -> Arguments:
-    """Its first layer reads two halves, and a level knows the token above."""
-    first = {**decoder_layer(), "attention_norm": None, "qkv": projection(64, 12, 1)}
-    layers = [_C.DecoderLayer(**first), _C.DecoderLayer(**decoder_layer())]
-    changes = {"embedding": None, "layers": layers, "first_columns": 12, "hidden_state_layers": (1, 2)}
-    return {
-        **draft_cascade(),
-        "decoder": _C.Decoder(**{**decoder(), **changes}),
-        "fuse": projection(6, 12, 9),
-        "embedding_norm": randn(6),
-        "hidden_state_norm": randn(6),
-        "markov_rank": 4,
-        "markov_tokens": randn(2, 4, 16),
-        "markov_head": projection(20, 4, 8),
-    }
-
-
-def draft_glide() -> Arguments:
-    """Two requests that lack 5 and 3 tokens, three levels of two tokens; the target has three layers."""
-    shared = draft_tree()
-    changes = {"embedding": None, "hidden_state_layers": ()}
-    pages = shared["k_cache"].shape[1]
-    return {
-        "decoder": _C.Decoder(**{**decoder(), **changes}),
-        "embedding": shared["embedding"],
-        "embedding_rows": 30,
-        "queries": (projection(24, 6, 11), projection(24, 6, 12)),
-        "outs": (projection(6, 24, 13), projection(6, 24, 14)),
-        "target_heads": 6,
-        "target_head_dim": 4,
-        "reach": 0,
-        "block": 5,
-        "head": shared["head"],
-        "vocabulary": shared["vocabulary"],
-        **{name: shared[name] for name in ("tokens", *PLACE, "cos", "sin")},
-        "target_k": randn(3, pages, 2, 64, 4, seed=15),
-        "target_v": randn(3, pages, 2, 64, 4, seed=16),
-        "verified": ints(65, 4),
-        "target_cos": randn(96, 2),
-        "target_sin": randn(96, 2),
-        "min_level_tokens": 0.0,
-        "children": torch.zeros(2, 3, 2, dtype=torch.int32),
-        "scores": torch.zeros(2, 3, 2),
-        "levels": ints(0, 0),
-    }
-
-
-def draft_heads() -> Arguments:
-    """Three requests and three heads, of which the last two share their logits."""
-    shared = projection(20, 6, 7)
-    heads = [([projection(6, 6, 1)], projection(20, 6, 8)), ([], shared), ([projection(6, 6, 2)] * 2, shared)]
-    return {
-        "hidden": 6,
-        "heads": [_C.DraftHead(*head) for head in heads],
-        "vocabulary": torch.arange(20, dtype=torch.int32) + 5,
-        "rows": randn(3, 6),
-        "children": torch.zeros(3, 3, 2, dtype=torch.int32),
-        "scores": torch.zeros(3, 3, 2),
+        "logits": randn(2, 10),
+        "delta": randn(4, 10, seed=2),
+        "confidence": randn(4, seed=3),
+        "thresholds": torch.tensor([0.3, 0.6]),
+        "widths": ints(2, 1, 1),
+        **grown,
+        "parts.tokens": torch.zeros(4, 1, 2, dtype=torch.int32),
+        "parts.scores": torch.zeros(4, 1, 2),
+        "parts.sums": torch.zeros(4, 1),
+        "parts.arrived": ints(0, 0),
     }
 
 
@@ -513,12 +423,7 @@ def compact_kv() -> Arguments:
 
 
 OPS: dict[str, Callable[[], Arguments]] = {
-    op.__name__.replace("_quantised", " quantised")
-    .replace("_sampled", " sampled")
-    .replace("_fed", " fed")
-    .replace("_fused", " fused")
-    .replace("_joined", " joined")
-    .replace("_halves", " halves"): op
+    op.__name__.replace("_quantised", " quantised").replace("_sampled", " sampled").replace("_fed", " fed"): op
     for op in (
         *(
             pack_linear,
@@ -536,8 +441,7 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(rms_norm, rms_norm_quantised, silu_mul, silu_mul_quantised, clamped_swiglu, rope_cache, tree_attention),
         *(gate_heads, gated_delta, compact_states),
         decoder_pass,
-        *(decoder_pass_fed, draft_tree, draft_tree_fused, draft_tree_joined, select_nodes),
-        *(draft_cascade, draft_cascade_halves, draft_heads, draft_glide),
+        *(decoder_pass_fed, select_nodes, grow_level, expand_level),
         *(expand_backbone, verify_tree, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
@@ -556,9 +460,8 @@ OPTIONAL = {
     *(("tree_attention", name) for name in ("ancestors", "workspace", "sinks", "arrived", "upcoming")),
     *(("decoder_pass", "ancestors"), ("gated_delta", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
-    *((op, "vocabulary") for op in OPS if op.startswith("draft_tree")),
-    *((op, name) for op in ("draft_cascade", "draft_cascade halves") for name in ("head_norm", "vocabulary")),
-    *(("draft_heads", "vocabulary"), ("draft_glide", "vocabulary")),
+    *((op, name) for op in ("grow_level", "expand_level") for name in ("token_ids", "order", "origin")),
+    *(("expand_level", "delta"), ("expand_level", "confidence")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
     ("verify_tree sampled", "masks"),
 }
@@ -567,14 +470,6 @@ OPTIONAL = {
 # The names under which a record's fields stand in the arguments, so that each can be spoiled.
 HISTORY = ("history", "history_length", "prompt_length")
 DRAFT = ("draft_logits", "draft_rows", "draft_index", "replacement")
-WEIGHTS = ("decoder", "embedding", "embedding_norm", "hidden_state_norm", "fuse")
-WEIGHTS += ("before_residual", "feed_back", "head", "vocabulary")
-DRAFTED = tuple(f"trees.{name}" for name in _C.DraftedTrees._fields)
-GLIDE = ("decoder", "embedding", "embedding_rows", "queries", "outs", "target_heads", "target_head_dim")
-GLIDE += ("reach", "block", "head", "vocabulary")
-CASCADE = ("decoder", "embedding", "fuse", "embedding_norm", "hidden_state_norm", "head_norm", "head")
-CASCADE += ("markov_rank", "markov_tokens", "markov_head", "vocabulary")
-
 
 LORA = ("a", "b", "ranks", "scales", "first", "rows")
 
@@ -593,11 +488,13 @@ def _trees(arguments: Arguments) -> _C.SampledTrees:
     return _C.SampledTrees(*tree, sampling, _record(_C.TokenHistory, HISTORY)(arguments))
 
 
-def _target_cache(arguments: Arguments) -> _C.KVCacheView:
-    k, v, lengths = (arguments.pop(name) for name in ("target_k", "target_v", "verified"))
-    return _C.KVCacheView(k, v, arguments["block_table"], lengths, arguments["row_start"], 0)
+def _dotted(kind: Callable[..., Any], name: str) -> Callable[[Arguments], Any]:
+    """A record of which some fields stand in the arguments, with its own name before theirs."""
+    return lambda arguments: kind(*(arguments.pop(f"{name}.{field}", None) for field in kind._fields))
 
 
+GROWTH = {"candidates": _dotted(_C.CandidateColumns, "candidates")}
+GROWTH |= {name: _dotted(_C.BeamRows, name) for name in ("before", "after")}
 CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
 STATES = {"states": _record(_C.DeltaStates, _C.DeltaStates._fields)}
 RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments
@@ -611,15 +508,12 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
     "gated_delta": STATES,
     "compact_states": STATES,
     "add_lora": {"projection": _lora},
-    "draft_tree": {
-        **CACHE,
-        "weights": _record(_C.EagleWeights, WEIGHTS),
-        "trees": _record(_C.DraftedTrees, DRAFTED),
-        "plan": _record(_C.TreePlan, _C.TreePlan._fields),
+    "grow_level": GROWTH,
+    "expand_level": {
+        **GROWTH,
+        "level": _record(_C.LevelLogits, _C.LevelLogits._fields),
+        "parts": _dotted(_C.VocabularyParts, "parts"),
     },
-    "draft_cascade": {**CACHE, "network": _record(_C.CascadeNetwork, CASCADE)},
-    "draft_glide": {"target": _target_cache, **CACHE, "network": _record(_C.GlideNetwork, GLIDE)},
-    "draft_heads": {"network": _record(_C.HeadsNetwork, ("hidden", "heads", "vocabulary"))},
     "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
     "verify_tree": {
         "trees": _trees,

@@ -11,7 +11,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from specengine import _C
 from specengine.ops.weight import BLOCK_BYTES
 from tests.ops.arguments import (
-    DRAFTED,
     OPS,
     OPTIONAL,
     TENSORS,
@@ -28,15 +27,16 @@ from tests.ops.arguments import (
 )
 from tests.selection import looped
 
-CLASSES = {"Projection", "DecoderLayer", "Decoder", "EagleWeights", "CascadeNetwork", "DraftHead", "HeadsNetwork"}
-CLASSES |= {"ExpertProjection", "MoeLayer", "GatedDeltaLayer"}
-CLASSES |= {"GlideNetwork", "LoraModule", "LoraProjection", "LoraLayer"}
+CLASSES = {"Projection", "DecoderLayer", "Decoder", "ExpertProjection", "MoeLayer", "GatedDeltaLayer"}
+CLASSES |= {"LoraModule", "LoraProjection", "LoraLayer"}
+CLASSES |= {"EagleWeights", "FastEagleWeights", "DraftHead", "HeadsWeights", "GlideWeights"}  # see tests/growth
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates", "CandidateColumns", "BeamRows", "ChainColumns", "SeenKeys"}
 RECORDS |= {"VocabularyParts", "LevelLogits", "SelectedTrees"}
-RECORDS |= {"CodedForm", "RopeTables", "RotatedRows", "VerifyWorkspace", "BackboneTrees", "DraftedTrees", "TreePlan"}
+RECORDS |= {"CodedForm", "RopeTables", "RotatedRows", "VerifyWorkspace", "BackboneTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
+NOT_OPS |= {"GrowthShape", "draft_trees"}  # see tests/growth
 # see tests/pools
 NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDrafts", "sort_suffixes"}
 NOT_OPS |= {"read_strings", "checksum", "MappedFile"}  # see tests/models/test_gguf.py and test_kept_weights.py
@@ -45,7 +45,7 @@ NOT_OPS |= {"TreeRows", "count_sources", "cut_trees", "join_trees", "judge_nodes
 CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device, which the host's batch does itself
 CUDA_ONLY |= {"pair_rows", "keep_pairs"}  # see test_pairs.py
 CUDA_ONLY |= {"add_copies"}  # see test_add_copies.py
-CUDA_ONLY |= {"grow_level", "expand_level", "select_limited"}  # see test_growing_trees.py
+CUDA_ONLY |= {"select_limited"}  # see tests/growth
 CUDA_ONLY |= {"keep_last", "add_delta", "fill_ranks"}  # see test_pairs.py, test_add_delta.py and test_fill_ranks.py
 CUDA_ONLY |= {"gru_step"}  # see test_gru_step.py
 CUDA_ONLY |= {"join_rows", "text_rows"}  # see test_row_inputs.py and test_text_rows.py
@@ -89,11 +89,8 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "draw_siblings": {"drawn", "scores", "weights"},
         "decoder_pass": {"k_cache", "v_cache", "hidden_states", "at_layers", "experts", "workspace"},
         "decoder_pass fed": {"k_cache", "v_cache", "hidden_states", "at_layers", "experts", "workspace"},
-        **{op: {"k_cache", "v_cache", *DRAFTED} for op in DRAFTS},
-        "draft_cascade": {"k_cache", "v_cache", "children", "scores"},
-        "draft_cascade halves": {"k_cache", "v_cache", "children", "scores"},
-        "draft_heads": {"children", "scores"},
-        "draft_glide": {"k_cache", "v_cache", "children", "scores", "levels"},
+        "grow_level": GROWN,
+        "expand_level": GROWN | {"parts.tokens", "parts.scores"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
         "linear_argmax": {"ids", "keys"},
         "route_rows": {"logits", "experts", "weights", "shared_scale"},
@@ -123,10 +120,7 @@ TAKEN = {  # dtypes of the arguments that may have several, as the message lists
     ("route_rows", "router"): FLOATS,
     **{(op, "out"): [torch.float32, torch.uint8] for op in ("rms_norm", "silu_mul", "clamped_swiglu")},
     **{(op, "k_cache"): FLOATS for op in ("rope_cache", "tree_attention", "compact_kv")},
-    **{(op, "k_cache"): FLOATS for op in ("decoder_pass", "draft_tree", "draft_cascade", "draft_glide")},
-    **{(op, "embedding"): FORMATS for op in ("draft_tree", "draft_cascade", "draft_glide")},
-    ("draft_glide", "target_k"): FLOATS,
-    ("draft_cascade", "markov_tokens"): FORMATS,
+    ("decoder_pass", "k_cache"): FLOATS,
     ("tree_attention", "out"): FLOATS,
     ("tree_attention", "upcoming"): [*FLOATS, torch.uint8],
     ("add_lora", "a"): FLOATS,
@@ -157,8 +151,8 @@ def test_a_wrong_number_of_dimensions_is_refused(op, name):
 
 
 PASSES = ("decoder_pass", "decoder_pass fed")
-DRAFTS = ("draft_tree", "draft_tree fused", "draft_tree joined")
-BACKBONES = ("draft_cascade", "draft_cascade halves", "draft_glide")
+GROWN = {f"candidates.{name}" for name in _C.CandidateColumns._fields}
+GROWN |= {f"after.{name}" for name in _C.BeamRows._fields}
 PACKS = ("pack_linear", "pack_linear quantised", "pack_blocks", "requantise_blocks")
 GROWS = {  # sizes that are free: larger than needed is fine
     *((op, name, 0) for op in PACKS for name in ("packed", "rows")),
@@ -167,10 +161,7 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("gather_rows", "weight", 0), ("gather_rows quantised", "weight", 0)),
     *((op, name, dim) for op in PASSES for name, dim in (("workspace", 0), ("block_table", 1), ("ancestors", 1))),
     *(("tree_attention", name, 0) for name in ("workspace", "arrived", "upcoming")),
-    *((op, name, dim) for op in DRAFTS for name, dim in (("embedding", 0), ("block_table", 1), ("hidden_states", 0))),
-    *((op, name, dim) for op in BACKBONES for name, dim in (("embedding", 0), ("block_table", 1))),
-    ("draft_cascade halves", "markov_tokens", 0),
-    *((op, "hidden_states", 0) for op in BACKBONES[:2]),
+    *(("grow_level", "token_ids", 0), ("expand_level", "parts.arrived", 0)),
     *((op, "block_table", 1) for op in ("rope_cache", "tree_attention", "compact_kv")),
     *((op, name, 1) for op in ("verify_tree", "verify_tree sampled") for name in ("history", "path")),
     *(("verify_tree sampled", "draft_logits", 0), ("verify_tree sampled", "draft_logits", 1)),
@@ -282,25 +273,6 @@ VALUES = [
     *(("rope_cache", *case) for case in CACHE_VALUES),
     *(("tree_attention", *case) for case in CACHE_VALUES),
     *(("decoder_pass", *case) for case in CACHE_VALUES),
-    *(("draft_tree", *case) for case in CACHE_VALUES),
-    *[("draft_tree", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
-    *[("draft_tree", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
-    ("draft_tree", "lengths", 1, 92, "lengths: position 96 is past the 96 rows"),
-    ("draft_tree", "row_start", 1, 8, "row_start: request 1 has no pair"),
-    ("draft_tree", "limits", 1, -1, "limits: entry 1 is negative"),
-    *[("draft_tree", "rows", 1, value, f"rows: entry 1 is {value}, expected 0 to 8") for value in (-1, 9)],
-    *((op, *case) for op in BACKBONES[::2] for case in CACHE_VALUES),
-    *[("draft_cascade", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],
-    *[("draft_cascade", "vocabulary", 3, value, f"vocabulary: entry 3 is {value}") for value in (-1, 32)],
-    *[("draft_cascade", "rows", 1, value, f"rows: entry 1 is {value}, expected 0 to 8") for value in (-1, 9)],
-    ("draft_cascade", "row_start", 1, 8, "row_start: request 1 has no pair"),
-    ("draft_glide", "row_start", 1, 0, "row_start: request 0 has no token"),
-    *[("draft_glide", "tokens", 1, value, f"tokens: entry 1 is {value}, expected 0") for value in (-1, -(2**31))],
-    ("draft_glide", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
-    *[("draft_glide", "verified", 1, value, f"verified: entry 1 is {value}, expected all 5") for value in (5, 3, -1)],
-    ("draft_glide", "lengths", 1, 92, "verified: entry 1 is 4, expected all 95"),
-    ("draft_heads", "vocabulary", 3, -1, "vocabulary: entry 3 is -1"),
-    ("draft_cascade", "lengths", 1, 94, "lengths: position 96 is past the 96 rows"),
     *[("gather_rows", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32, 2**31 - 1, -(2**31))],
     *[("gather_rows quantised", "ids", 1, value, f"ids: entry 1 is {value}") for value in (-1, 32)],
     *[("decoder_pass", "tokens", 1, value, f"tokens: entry 1 is {value}") for value in (-1, 32, -(2**31))],

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specengine.ops.growth.pairs import keep_last, keep_pairs, pair_rows
+from specengine.ops.growth.pairs import Masks, keep_last, keep_pairs, pair_rows
 from specengine.ops.sampling_table import TokenHistory
 from specengine.ops.verify_tree import Accepted
 from tests.ops.cases import ancestor_bits, chain
@@ -17,7 +17,7 @@ def put(backend, *columns):
     return (backend.put(ints(column)) for column in columns)
 
 
-def laid_out(backend, texts, counts, first, rows, unread=0, room=80, blocks=None):
+def laid_out(backend, texts, counts, first, rows, unread=0, room=80, blocks=None, masks=None):
     text = torch.full((len(texts), room), 77, dtype=torch.int32)
     for b, own in enumerate(texts):
         text[b, : len(own)] = torch.tensor(own)
@@ -27,7 +27,7 @@ def laid_out(backend, texts, counts, first, rows, unread=0, room=80, blocks=None
         backend.put(each) if isinstance(each, torch.Tensor) else next(put(backend, each))
         for each in (text, lengths, lengths, counts, first, starts)
     )
-    return pair_rows(TokenHistory(tokens, length, prompt), count, begin, start, rows, unread, blocks)
+    return pair_rows(TokenHistory(tokens, length, prompt), count, begin, start, rows, unread, blocks, masks)
 
 
 @pytest.mark.parametrize("rows", [4, 33])
@@ -55,6 +55,30 @@ def test_blocks_begin_with_the_last_committed_tokens(cuda_backend):
     assert blocks.tolist() == [[4, 9, 9], [5, 9, 9]] and found.roots.tolist() == [[4], [5]]
     with pytest.raises(ValueError, match=r"^blocks: expected shape \[B, S\] with B=2"):
         laid_out(cuda_backend, [[1, 2, 3, 4], [5]], [1, 0], [0, 0], 2, blocks=blocks[:1])
+
+
+def test_masks_lie_behind_the_last_pairs(cuda_backend):
+    texts, counts, first = [[*range(10, 16)], [*range(20, 60)], [5]], [2, 4, 0], [3, 6, 0]
+    found = laid_out(cuda_backend, texts, counts, first, rows=7, masks=Masks(99, 3))
+    assert found.rows.tokens.view(3, 7).tolist() == [
+        [14, 15, 99, 99, 99, -1, -1],
+        [27, 28, 29, 30, 99, 99, 99],
+        [-1] * 7,
+    ]
+    assert found.rows.parents.view(3, 7).tolist() == [
+        [-1, 0, 1, 2, 3, -1, -1],
+        [-1, 0, 1, 2, 3, 4, 5],
+        [-1] * 7,
+    ]
+    assert found.rows.ancestors[[4, 5, 13]].flatten().tolist() == [31, 0, 127]
+    assert found.last.view(3, 4).tolist() == [[1, 2, 3, 4], [10, 11, 12, 13], [14, 15, 16, 17]]
+    own, other, idle = found.above.view(3, 7).tolist()  # four pairs of each have states, the thirteenth is of masks
+    assert own[:5] == [0, 1, 12, 12, 12] and other == [4, 5, 6, 7, 12, 12, 12] and max(*own, *idle) <= 12
+    assert found.last_pairs.tolist() == [4, 9, -1] and found.next_pairs.tolist() == [5, 10, 0]
+    with pytest.raises(ValueError, match="^tokens: 3 rows per request have no room for a pair and 3 masks"):
+        laid_out(cuda_backend, texts, counts, first, rows=3, masks=Masks(99, 3))
+    with pytest.raises(ValueError, match="^masks: expected 0 or more, of a token from 0, got 3, -1"):
+        laid_out(cuda_backend, texts, counts, first, rows=7, masks=Masks(-1, 3))
 
 
 def test_the_last_pairs_may_be_left_out(cuda_backend):

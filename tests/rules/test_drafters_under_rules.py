@@ -9,7 +9,6 @@ import torch
 from specengine import Engine
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters import drafter_names
-from specengine.drafters.capabilities import LogitsDrafter, draft_for_rule
 from specengine.rules import RULES, Wants
 from specengine.utils.spec_string import Spec
 from tests.docs.pages import ROOT, Page
@@ -86,7 +85,7 @@ def handed_over(engine: Engine) -> list[bool]:
     """Notes for each draft whether the rule gets distributions."""
     found: list[bool] = []
     drafter = engine.drafter
-    if isinstance(drafter, LogitsDrafter):
+    if drafter.gives_logits(Wants.PROBABILITIES):
         draft = drafter.draft_with_logits
 
         def noted(requests, sampled):
@@ -161,7 +160,7 @@ def test_children_beside_their_probabilities_are_those_of_a_plain_draft(specs, n
         draft = engine.drafter.draft
 
         def noted(requests, wants=wants, drafter=engine.drafter, draft=draft, own=own):
-            drafted = draft(requests) if wants is Wants.NOTHING else draft_for_rule(drafter, wants, requests)
+            drafted = draft(requests) if wants is Wants.NOTHING else drafter.draft_for(wants, requests)
             own.append([paths(tree) for tree in drafted.trees])
             return drafted
 

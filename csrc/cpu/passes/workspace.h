@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <initializer_list>
+#include <memory>
 
 #include "ops/decoder.h"
 
@@ -22,6 +23,7 @@ class Workspace {
   explicit Workspace(uint8_t* data) : data_(data) {}
 
   TensorView floats(std::initializer_list<int64_t> shape) { return place(DType::kFloat32, sizeof(float), shape); }
+  TensorView longs(std::initializer_list<int64_t> shape) { return place(DType::kInt64, sizeof(int64_t), shape); }
   TensorView ints(std::initializer_list<int64_t> shape) { return place(DType::kInt32, sizeof(int32_t), shape); }
   TensorView bytes(int64_t count) { return place(DType::kUInt8, 1, {count}); }
   // Rows of C columns in the form that the projection multiplies.
@@ -41,5 +43,68 @@ class Workspace {
   uint8_t* data_;
   int64_t used_ = 0;
 };
+
+// Tensors in memory of their own: a struct that is made of some arguments and a workspace.
+template <typename Tensors>
+class Placed {
+ public:
+  template <typename... Args>
+  explicit Placed(const Args&... args)
+      : memory_(new uint8_t[bytes_for(args...) + kAlignment]), space_(aligned()), tensors_(args..., space_) {}
+
+  const Tensors* operator->() const { return &tensors_; }
+
+ private:
+  static constexpr int64_t kAlignment = 64;
+
+  template <typename... Args>
+  static int64_t bytes_for(const Args&... args) {
+    Workspace count(nullptr);
+    Tensors(args..., count);
+    return count.used();
+  }
+  uint8_t* aligned() const {
+    return memory_.get() + (kAlignment - reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment);
+  }
+
+  std::unique_ptr<uint8_t[]> memory_;
+  Workspace space_;
+  Tensors tensors_;
+};
+
+// `count` rows of a contiguous tensor, from `first` on.
+inline TensorView rows_of(TensorView x, int64_t first, int64_t count) {
+  x.shape[0] = count;
+  if (x.data) x.data = x.as<uint8_t>() + first * x.strides[0] * bytes_of(x.dtype);
+  return x;
+}
+
+// A tensor [M, ..] with all dimensions but the first flattened.
+inline TensorView as_rows(const TensorView& x) { return tensor(x.data, x.dtype, {x.shape[0], x.numel() / x.shape[0]}); }
+
+// Row i of `out`, float32 [n, C], becomes row picked[i] of x.
+template <typename Index>
+void take_rows(const TensorView& x, const Index* picked, const TensorView& out) {
+  const int64_t C = out.numel() / std::max<int64_t>(1, out.shape[0]);
+  for (int64_t i = 0; i < out.shape[0]; ++i) {
+    std::copy_n(x.as<float>() + picked[i] * C, C, out.as<float>() + i * C);
+  }
+}
+
+// out = [left | right], float32.
+inline void join_columns(const TensorView& left, const TensorView& right, const TensorView& out) {
+  const int64_t L = left.shape[1], R = right.shape[1];
+  for (int64_t m = 0; m < out.shape[0]; ++m) {
+    std::copy_n(left.as<float>() + m * L, L, out.as<float>() + m * (L + R));
+    std::copy_n(right.as<float>() + m * R, R, out.as<float>() + m * (L + R) + L);
+  }
+}
+
+// Rows x as the projection multiplies them, made in `room` (see Workspace::rows) if they are others.
+inline TensorView prepared(const TensorView& x, const Projection& projection, const TensorView& room) {
+  if (!projection.quantises_rows()) return x;
+  run_cpu(QuantiseRows{x, room});
+  return room;
+}
 
 }  // namespace specengine

@@ -5,28 +5,15 @@
 #include "cuda/base/last_block.cuh"
 #include "cuda/trees/level_growth.cuh"
 #include "cuda/trees/top_tokens.cuh"
+#include "growth/shapes.h"
 
 namespace specengine {
 namespace {
 
 static_assert(3 * kMaxCandidates <= kPart, "the room for scores holds a level later");
 
-// The chances that first children are accepted, as logits, of neighbouring rows that share them; nullptr: none.
-struct Confidence {
-  const float* logits;
-  int shared;
-
-  // The logarithm of a child's chance. first, own: log-probabilities of the first child, and of this one.
-  __device__ float score_of(int64_t row, int child, float first, float own) const {
-    if (logits == nullptr) return own;
-    const float chance = 1.0f / (1.0f + expf(-logits[row / shared]));
-    const float rest = fminf((1.0f - chance) / fmaxf(1.0f - expf(first), 1e-6f), 1.0f);
-    return logf(fminf(fmaxf(child == 0 ? chance : expf(own) * rest, kLeastChance), 1.0f));
-  }
-};
-
 __global__ void __launch_bounds__(kTopThreads)
-    expand_level_kernel(Growth op, TopParts top, Confidence confidence, int* arrived) {
+    expand_level_kernel(Growth op, TopParts top, LikeliestChildren children, int* arrived) {
   SPECENGINE_SHARED(float4, room, kPart / 4);
   SPECENGINE_SHARED(uint64_t, best_of, kWarp);
   SPECENGINE_SHARED(float, scratch, kWarp);
@@ -47,9 +34,8 @@ __global__ void __launch_bounds__(kTopThreads)
   }
   __syncthreads();
   grow_level(op, b, keys, [&](int r, int j) {
-    const int at = r * top.width;
-    if (!known || log_probs[at] != log_probs[at]) return Drafted{-1, 0.0f};
-    return Drafted{tokens[at + j], confidence.score_of(first_row + r, j, log_probs[at], log_probs[at + j])};
+    if (!known) return Drafted{-1, 0.0f};
+    return children.child(first_row + r, j, tokens + r * top.width, log_probs + r * top.width);
   });
 }
 
@@ -70,9 +56,8 @@ void run_cuda(const ExpandLevel& op) {
                      static_cast<int>(op.parts.sums.shape[1]),
                      static_cast<int>(op.parts.tokens.shape[2])};
   const dim3 grid(static_cast<unsigned>(op.before.beam.shape[1] * top.parts), static_cast<unsigned>(B));
-  const int64_t chances = level.confidence.given() ? level.confidence.shape[0] : rows;
   launch({"expand_level", grid, kTopThreads, 0, op.roots.stream}, expand_level_kernel, growth_of(op, top.width), top,
-         Confidence{level.confidence.as<float>(), static_cast<int>(rows / chances)}, op.parts.arrived.as<int>());
+         children_of(level, rows), op.parts.arrived.as<int>());
 }
 
 }  // namespace specengine

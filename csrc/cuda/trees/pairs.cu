@@ -12,22 +12,26 @@ static_assert(kMaxNodes <= kThreads);
 
 struct Waiting {
   const int *history, *history_length, *counts, *first;
-  int64_t* last;
+  int64_t *last, *above;
   int *ends, *blocks;
-  int capacity, unread, block;
+  int capacity, unread, block, masks, mask_token;
 };
 
 __global__ void __launch_bounds__(kThreads) pair_rows_kernel(Waiting from, ChainRows rows) {
   wait_for_previous_kernel();
   const int b = blockIdx.x, i = threadIdx.x, count = from.counts[b], first = from.first[b];
   const int* tokens = from.history + static_cast<int64_t>(b) * from.capacity;
+  const int states = rows.nodes - from.masks, last = min(max(count - 1, 0), states - 1);
   if (i < rows.nodes) {
     const int position = first + 1 + i;
     const bool read = i < count - from.unread && position < from.capacity;
-    rows.write(b, i, read ? tokens[position] : -1);
+    const bool masked = count > 0 && i >= count && i < count + from.masks;
+    rows.write(b, i, read ? tokens[position] : masked ? from.mask_token : -1);
+    if (from.above != nullptr)
+      from.above[b * rows.nodes + i] = masked ? static_cast<int>(gridDim.x) * states : b * states + min(i, last);
   }
+  if (i <= from.masks) from.last[b * (1 + from.masks) + i] = b * rows.nodes + last + i;
   if (i == 0) {
-    from.last[b] = static_cast<int64_t>(b) * rows.nodes + min(max(count - 1, 0), rows.nodes - 1);
     const int root = tokens[from.history_length[b] - 1];
     from.ends[b] = first + count - 1, from.ends[gridDim.x + b] = first + count, from.ends[2 * gridDim.x + b] = root;
     if (from.blocks != nullptr) from.blocks[static_cast<int64_t>(b) * from.block] = root;
@@ -82,11 +86,19 @@ __global__ void __launch_bounds__(kThreads)
 void run_cuda(const PairRows& op) {
   const DeviceGuard guard(op.history.device_id);
   const int64_t B = op.history.shape[0];
-  const Waiting from{op.history.as<int>(),        op.history_length.as<int>(),
-                     op.counts.as<int>(),         op.first.as<int>(),
-                     op.last.as<int64_t>(),       op.ends.as<int>(),
-                     op.blocks.as<int>(),         static_cast<int>(op.history.shape[1]),
-                     static_cast<int>(op.unread), op.blocks.given() ? static_cast<int>(op.blocks.shape[1]) : 0};
+  const Waiting from{op.history.as<int>(),
+                     op.history_length.as<int>(),
+                     op.counts.as<int>(),
+                     op.first.as<int>(),
+                     op.last.as<int64_t>(),
+                     op.above.as<int64_t>(),
+                     op.ends.as<int>(),
+                     op.blocks.as<int>(),
+                     static_cast<int>(op.history.shape[1]),
+                     static_cast<int>(op.unread),
+                     op.blocks.given() ? static_cast<int>(op.blocks.shape[1]) : 0,
+                     static_cast<int>(op.masks),
+                     static_cast<int>(op.mask_token)};
   const ChainRows rows{op.tokens.as<int>(),
                        op.parents.as<int>(),
                        op.depths.as<int>(),

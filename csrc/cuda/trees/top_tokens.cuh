@@ -26,6 +26,20 @@ struct TopParts {
   int vocabulary, parts, width;
 };
 
+// Of rows that share no logits. Parts: VocabularyParts.
+template <typename Parts>
+TopParts top_parts_of(const TensorView& logits, const Parts& parts) {
+  return {logits.as<float>(),
+          nullptr,
+          1,
+          parts.tokens.template as<int>(),
+          parts.scores.template as<float>(),
+          parts.sums.template as<float>(),
+          static_cast<int>(logits.shape[1]),
+          static_cast<int>(parts.sums.shape[1]),
+          static_cast<int>(parts.tokens.shape[2])};
+}
+
 // A score and its token as one number that orders as they do: a larger score, then a lower token. 0 is below all.
 __device__ inline uint64_t token_key(float score, int token) {
   const unsigned bits = __float_as_uint(score + 0.0f);  // -0 becomes 0, to which it is equal

@@ -20,18 +20,20 @@ struct LevelLogits {
   TensorView logits;     // [B * w, Vd] float32, of the rows of `before`; or [B, Vd], where a request's rows share them
   OptionalTensor delta;  // [B * w, Vd] float32, added to them
   OptionalTensor confidence;  // [B * w] or [B] float32, logits of the chance that the first child is accepted
+  OptionalTensor thresholds;  // [C] float32, ascending; given with widths
+  OptionalTensor widths;      // [C + 1] int32; None: all rows have k children
 };
 
-constexpr float kLeastChance = 1e-30f;  // of a child, so that its logarithm is finite
-
-// As GrowLevel, whose drafted columns are the k likeliest tokens of each row and their log-probabilities. A row without
-// a distribution has no children. With a confidence, scores are the logarithms of chances: the first child has the
-// confidence, the others share the rest as they share probability.
+// As GrowLevel, whose drafted children are the k likeliest tokens of each row and their log-probabilities. A row
+// without a distribution has no children; the CPU refuses it. With widths (CAPE), a row has widths[number of thresholds
+// below its highest probability] children, and the others do not exist. With a confidence, scores are the logarithms of
+// chances: the first child has the confidence, the others share the rest as they share probability.
 struct ExpandLevel {
   LevelLogits level;
   VocabularyParts parts;
   OptionalTensor token_ids;  // [Vd] int32, the target's tokens; None: the drafter's are the same
   OptionalTensor order;      // [w'] int32, the entries to expand, counted over the level; None: the best ones
+  OptionalTensor entries;    // [E] int32, which of the w k children, row after row, the level has; None: all
   TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
   TensorView known;          // [B] int32, 0: the request drafts nothing
   CandidateColumns candidates;
@@ -42,15 +44,19 @@ struct ExpandLevel {
 
   Device validate() const {
     Checker check;
-    Dim B{"B"}, L{"rows"}, C{"confidences"}, R{"B * w"}, V{"Vd"}, S{"S"}, k{"k"}, counters{"counters"};
+    Dim B{"B"}, L{"rows"}, C{"confidences"}, R{"B * w"}, V{"Vd"}, S{"S"}, k{"k"}, counters{"counters"}, T{"thresholds"};
     check(level.logits, "logits", {DType::kFloat32}, {L, V});
-    if (!check.for_cuda()) fail("logits: expected a tensor on cuda");
     check.optional(level.delta, "delta", {DType::kFloat32}, {R, V});
     check.optional(level.confidence, "confidence", {DType::kFloat32}, {C});
     check(parts.tokens, "parts.tokens", {DType::kInt32}, {R, S, k});
     check(parts.scores, "parts.scores", {DType::kFloat32}, {R, S, k});
     check(parts.sums, "parts.sums", {DType::kFloat32}, {R, S});
     check(parts.arrived, "parts.arrived", {DType::kInt32}, {counters});
+    check.optional(level.thresholds, "thresholds", {DType::kFloat32}, {T});
+    check.optional(level.widths, "widths", {DType::kInt32}, {T + 1});
+    if (level.thresholds.given() != level.widths.given()) {
+      fail(level.widths.given() ? "thresholds" : "widths", ": expected a tensor, got None (of both, or of neither)");
+    }
     check.optional(token_ids, "token_ids", {DType::kInt32}, {V});
     const int64_t rows = check_growth(check, *this, B, k);
     if (R != rows) fail("parts.tokens: expected ", rows, " rows, got ", R.value);
@@ -58,7 +64,7 @@ struct ExpandLevel {
     if (level.confidence.given() && C != R && C != B) {
       fail("confidence: expected ", rows, " entries or ", B.value, ", got ", C.value);
     }
-    if (S != (V + kVocabularyPart - 1) / kVocabularyPart || S > kMaxVocabularyParts) {
+    if (S != (V + kVocabularyPart - 1) / kVocabularyPart || (check.for_cuda() && S > kMaxVocabularyParts)) {
       fail("parts.tokens: expected a part for each ", kVocabularyPart, " of Vd=", V.value, " tokens, at most ",
            kMaxVocabularyParts, ", got ", S.value);
     }
@@ -68,6 +74,7 @@ struct ExpandLevel {
   }
 };
 
+void run_cpu(const ExpandLevel&);
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const ExpandLevel&);
 #endif

@@ -27,7 +27,7 @@ struct BeamRows {
 // Checks what an op that grows a level says of it; returns how many rows have k children each.
 template <typename Op>
 int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
-  Dim M{"M"}, V{"Vd"}, w{"w"}, next{"w'"}, rows{"B * w'"}, W{"W"};
+  Dim M{"M"}, V{"Vd"}, w{"w"}, next{"w'"}, rows{"B * w'"}, W{"W"}, E{"E"};
   check(op.roots, "roots", {DType::kInt32}, {B, 1});
   check(op.known, "known", {DType::kInt32}, {B});
   check(op.before.beam, "before.beam", {DType::kInt32}, {B, w});
@@ -44,7 +44,8 @@ int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
   check(op.after.above, "after.above", {DType::kInt64}, {rows});
   check.optional(op.order, "order", {DType::kInt32}, {next});
   check.optional(op.origin, "origin", {DType::kInt64}, {B * w});
-  const int64_t level = w * k, first = op.first, first_node = op.first_node;
+  check.optional(op.entries, "entries", {DType::kInt32}, {E});
+  const int64_t level = op.entries.given() ? E.value : w * k, first = op.first, first_node = op.first_node;
   if (rows != B * next) fail("after.tokens: expected ", B * next, " rows, got ", rows.value);
   if (first < 1 || first + level > M) {
     fail("first: ", level, " candidates from column ", first, " on do not fit into columns 1 to ", M - 1);
@@ -57,15 +58,16 @@ int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
   return B * w;
 }
 
-// The children of row r of `before` are entries 1 to k of row r of the drafted columns, likeliest first; or of row b,
-// where all rows of request b have the same children. They become the candidates from column `first` on, row after row.
+// The children of row r of `before` are row r of the drafted children, likeliest first; or row b, where all rows of
+// request b have the same children. They become the candidates from column `first` on, row after row.
 // Then the best w of them are the rows of `after`, ties to the lower column, numbered `first_node` on; none where w is
 // 0.
 struct GrowLevel {
-  TensorView best_tokens;    // [B * w, 1 + k] or [B, 1 + k] int32, the drafter's tokens; -1: there is no child
+  TensorView best_tokens;    // [B * w, k] or [B, k] int32, the drafter's tokens; -1: there is no child
   TensorView best_scores;    // as many rows, float32, their log-probabilities
   OptionalTensor token_ids;  // [Vd] int32, the target's tokens; None: the drafter's are the same
   OptionalTensor order;      // [w'] int32, the entries to expand, counted over the level; None: the best ones
+  OptionalTensor entries;    // [E] int32, which of the w k children, row after row, the level has; None: all
   TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
   TensorView known;          // [B] int32, 0: the request drafts nothing
   CandidateColumns candidates;
@@ -76,16 +78,17 @@ struct GrowLevel {
 
   Device validate() const {
     Checker check;
-    Dim B{"B"}, R{"rows"}, K{"1 + k"};
+    Dim B{"B"}, R{"rows"}, k{"k"};
     check(roots, "roots", {DType::kInt32}, {B, 1});
-    check(best_tokens, "best_tokens", {DType::kInt32}, {R, K});
-    check(best_scores, "best_scores", {DType::kFloat32}, {R, K});
-    const int64_t rows = check_growth(check, *this, B, K - 1);
+    check(best_tokens, "best_tokens", {DType::kInt32}, {R, k});
+    check(best_scores, "best_scores", {DType::kFloat32}, {R, k});
+    const int64_t rows = check_growth(check, *this, B, k);
     if (R != rows && R != B) fail("best_tokens: expected ", rows, " rows or ", B.value, ", got ", R.value);
     return check.device();
   }
 };
 
+void run_cpu(const GrowLevel&);
 #if defined(SPECENGINE_HAVE_CUDA)
 void run_cuda(const GrowLevel&);
 #endif

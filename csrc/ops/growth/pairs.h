@@ -6,9 +6,9 @@
 
 namespace specengine {
 
-// Lays out waiting pairs as the rows of a pass: rows [b * N, (b + 1) * N) are a chain of request b's pairs, then
-// padding (token -1, parent -1, depth -1, no ancestor bits). Pair i of a request has the token of position first + i
-// + 1.
+// Lays out waiting pairs as the rows of a pass: rows [b * N, (b + 1) * N) are a chain of request b's pairs and, where
+// there is one, of masks, then padding (token -1, parent -1, depth -1, no ancestor bits). Pair i of a request has the
+// token of position first + i + 1.
 struct PairRows {
   TensorView history;         // [B, T] int32, committed tokens, the root last
   TensorView history_length;  // [B] int32, root included
@@ -18,15 +18,21 @@ struct PairRows {
   TensorView parents;         // [B * N] int32, written
   TensorView depths;          // [B * N] int32, written
   TensorView ancestors;       // [B * N, W] int32 bits, written
-  TensorView last;            // [B] int64, written: the row of each request's last pair, whether it is read or not
+  TensorView last;            // [B, 1 + masks] int64, written: the rows of each request's last pair, whether it is read
+                              // or not, and of its masks
   TensorView ends;            // [3, B] int32, written: the number of each request's last pair, and of the next one; the
                               // last committed token
+  OptionalTensor above;       // [B * N] int64, written: the hidden state of each row, out of N - masks of each request
+                              // and, behind them all, that of masks
   OptionalTensor blocks;      // [B, S] int32, whose first column becomes the last committed tokens
   int64_t unread;             // pairs at the end that are not laid out
+  int64_t masks, mask_token;  // behind the last pair
 
   Device validate() const {
     Checker check;
     Dim B{"B"}, T{"T"}, M{"B * N"}, W{"W"}, S{"S"};
+    if (masks < 0 || mask_token < 0)
+      fail("masks: expected 0 or more, of a token from 0, got ", masks, ", ", mask_token);
     check(history, "history", {DType::kInt32}, {B, T});
     check(history_length, "history_length", {DType::kInt32}, {B});
     check(counts, "counts", {DType::kInt32}, {B});
@@ -35,12 +41,14 @@ struct PairRows {
     check(parents, "parents", {DType::kInt32}, {M});
     check(depths, "depths", {DType::kInt32}, {M});
     check(ancestors, "ancestors", {DType::kInt32}, {M, W});
-    check(last, "last", {DType::kInt64}, {B});
+    check(last, "last", {DType::kInt64}, {B, 1 + masks});
     check(ends, "ends", {DType::kInt32}, {3, B});
+    check.optional(above, "above", {DType::kInt64}, {M});
     check.optional(blocks, "blocks", {DType::kInt32}, {B, S});
     if (B < 1 || M % B != 0 || M < B) fail("tokens: ", M.value, " rows are no whole number of pairs for B=", B.value);
     if (M / B > kMaxNodes) fail("tokens: ", M / B, " pairs per request, at most ", kMaxNodes, " are supported");
     if (W * 32 < M / B) fail("ancestors: ", W.value, " words cannot hold ", M / B, " pairs");
+    if (M / B <= masks) fail("tokens: ", M / B, " rows per request have no room for a pair and ", masks, " masks");
     if (blocks.given() && S < 1) fail("blocks: expected a column or more, got none");
     if (unread < 0) fail("unread: expected 0 or more pairs, got ", unread);
     return check.device();

@@ -8,7 +8,6 @@ from itertools import product
 from specengine.bench.race.contenders import BASE, CONTROL, PLAIN, Contender
 from specengine.bench.race.sequential import is_sequential
 from specengine.drafters import Drafter, check_chains, check_offers, load_drafter
-from specengine.drafters.capabilities import gives_logits
 from specengine.models.transformer import Transformer
 from specengine.rules import Rule, Wants, parse_rule
 
@@ -99,6 +98,6 @@ def _drafter_of(rule: Rule | None, text: str, named: Sequence[tuple[str, Drafter
     if not fitting:
         check_chains(able[0][1], rule)
     true = [
-        name for name, drafter in fitting if Wants.SAMPLED_ONLY in drafter.offers and gives_logits(drafter, rule.wants)
+        name for name, drafter in fitting if Wants.SAMPLED_ONLY in drafter.offers and drafter.gives_logits(rule.wants)
     ]
     return true[0] if true and rule.wants is not Wants.NOTHING else fitting[0][0]

@@ -15,10 +15,8 @@ from specengine._C import MAX_NODES
 from specengine.bench.race.draft_cost import COSTS, Eagle3, FastEagle
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree, TreeBatch
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
-from specengine.drafters.root_tokens import root_tokens
 from specengine.engine.cycle import Cycle
 from specengine.engine.cycle_batch import CycleBatch
 from specengine.engine.engine import Engine
@@ -51,7 +49,7 @@ def is_synthetic(drafter: str) -> bool:
     return drafter.partition(":")[0].strip() == NAME
 
 
-class Synthetic(Drafter, DeviceDrafter):
+class Synthetic(Drafter):
     """Drafts trees whose acceptance is chosen.
 
     rates: per depth, the probability that a node is accepted once its parent is.
@@ -59,6 +57,7 @@ class Synthetic(Drafter, DeviceDrafter):
 
     name = NAME
     config_type = Config
+    drafts_in_cycle = True
     config: Config
     takes_path = True
     adaptive = False
@@ -129,7 +128,7 @@ class Synthetic(Drafter, DeviceDrafter):
         shape = self._shape
         history = slots.history
         last = (history.length - 1).long()
-        root = root_tokens(history)
+        root = history.last
         if self._cost:
             self._cost(root.view(-1), slots.cache.lengths, slots.mark)
         tokens = torch.cat([root, self._tokens[last % PERIOD, 1:nodes]], 1)

@@ -1,114 +1,18 @@
-"""What reads the slots' outputs: a head gives, level by level, the likeliest tokens behind drafted ones."""
+"""What reads the slots' outputs: a head gives, level by level, the logits of what follows the drafted tokens."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 
-from specengine.drafters.block.vocabulary import Best, Likeliest, Vocabulary
-from specengine.ops.growth.level_trees import GrowingTrees, GrownRows
-from specengine.ops.row_tools import take_rows
-from specengine.ops.weight import Projection
-
-LEAST = 1e-30  # of a chance that a head estimates, so that its logarithm is finite
-
-
-@dataclass(frozen=True)
-class Children:
-    """The likeliest children of R nodes, likeliest first.
-
-    tokens: int32 [R, k], the target's.  log_probs: float32 [R, k].  memory: see Step.
-    confidence: float32 [R], the chance that the first child is accepted; None: the head does not estimate it.
-    """
-
-    tokens: torch.Tensor
-    log_probs: torch.Tensor
-    memory: torch.Tensor | None = None
-    confidence: torch.Tensor | None = None
-
-    @property
-    def chances(self) -> torch.Tensor:
-        """The chance of each child, float32 [R, k]: the first one's is its confidence, others share the rest."""
-        probabilities = self.log_probs.exp()
-        if self.confidence is None:
-            return probabilities
-        first = self.confidence[:, None]
-        others = probabilities[:, 1:] * ((1 - first) / (1 - probabilities[:, :1]).clamp(min=1e-6)).clamp(max=1.0)
-        return torch.cat([first, others], dim=1)
-
-    @property
-    def scores(self) -> torch.Tensor:
-        """The logarithms of the chances, float32 [R, k], all finite where the head estimates them."""
-        return self.log_probs if self.confidence is None else self.chances.clamp(LEAST, 1.0).log()
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a head computes behind R nodes: the distributions of their children.
-
-    logits: float32 [R, Vd], of the drafter's tokens.  memory: [R, n], what the head remembers of the paths up to these
-    nodes, or None.  confidence: as of Children.
-    """
-
-    logits: torch.Tensor
-    memory: torch.Tensor | None = None
-    confidence: torch.Tensor | None = None
-
-
-class OpenDraft(ABC):
-    """The drafts of one pass of B blocks."""
-
-    @abstractmethod
-    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
-        """Computes the distributions behind R nodes of a level; level 0 is that of the roots.
-
-        owners: int64 [R], the block of each node; None: every block has as many, one block after the other.
-        tokens: int32 [R], of the nodes, the target's.  memory: what the head remembers of the paths before these nodes;
-        None at level 0.
-        """
-
-    @abstractmethod
-    def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
-        """Returns the likeliest children of these nodes. The arguments are those of step()."""
-
-    @abstractmethod
-    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
-        """Returns the same as captured cycles take it, and what the head remembers; every block has as many nodes.
-
-        Nodes of one block that have the same children may share them. The next call may overwrite what is returned.
-        """
-
-    def all_levels(self) -> Best | None:
-        """Returns what best() does of every level, row level * B + block; None where children depend on the path."""
-        return None
-
-    def grow(
-        self, trees: GrowingTrees, level: int, tokens: torch.Tensor, memory: Any, above: torch.Tensor | None
-    ) -> tuple[GrownRows | None, Any]:
-        """Adds the children of a level's nodes to trees inside a captured cycle; returns their rows and the memory.
-
-        tokens: int32 [R].  memory: what the level before returned; None at level 0.
-        above: int64 [R], the nodes before that these continue; None: those of their number.
-        """
-        if memory is not None and above is not None:
-            memory = take_rows(memory, above)
-        best, memory = self.best(level, tokens, memory)
-        return trees.grow(best), memory
-
-
-def of_level(values: torch.Tensor, level: int, owners: torch.Tensor | None, rows: int) -> torch.Tensor:
-    """Returns what the blocks of `rows` nodes have at a level, [rows, ..].
-
-    values: [levels, B, ..].  owners: as OpenDraft.step takes them.
-    """
-    own = values[level]
-    if owners is not None:
-        return own[owners]
-    return own if len(own) == rows else own.repeat_interleave(rows // len(own), 0)
+from specengine.drafters.block.vocabulary import Vocabulary
+from specengine.drafters.growth import Steps
+from specengine.ops.growth.growing_trees import GrownRows, Logits
+from specengine.ops.growth.row_inputs import join_rows
+from specengine.ops.row_tools import stack_rows, take_rows
+from specengine.ops.weight import Projection, Weight
+from specengine.utils.host_memory import is_host
 
 
 class BlockHead(ABC):
@@ -120,8 +24,11 @@ class BlockHead(ABC):
     reads_path: bool = True
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self._likeliest: dict[int, Likeliest] = {}  # by children
+        self.vocabulary, self.ops = vocabulary, vocabulary.ops
+
+    @abstractmethod
+    def draft(self, slots: torch.Tensor, roots: torch.Tensor) -> Steps:
+        """Drafts as DraftNetwork does, of slots' outputs [levels, B, hidden]. roots: int32 [B], the tokens."""
 
     @property
     def projections(self) -> list[Projection]:
@@ -138,15 +45,12 @@ class BlockHead(ABC):
         """Children that a node can have."""
         return self.vocabulary.head.rows
 
-    def likeliest(self, count: int) -> Likeliest:
-        """Returns the op that finds the `count` likeliest children of a node."""
-        if count not in self._likeliest:
-            self._likeliest[count] = Likeliest(self.vocabulary, count)
-        return self._likeliest[count]
-
-    @abstractmethod
-    def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        """Begins the drafts of slots' outputs [levels, B, hidden]. count: children of every node."""
+    def rows_of(self, weight: Weight, tokens: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a matrix's rows [R, columns] of tokens int32 [R]; those of -1 have no meaning."""
+        dtype = torch.float32 if weight.data.dtype == torch.uint8 else dtype  # codes become floats
+        rows = torch.empty(len(tokens), columns, dtype=dtype, device=tokens.device)
+        self.ops.gather_rows(weight, tokens.clamp(min=0) if is_host(tokens.device) else tokens, rows)
+        return rows
 
 
 class PlainHead(BlockHead):
@@ -154,57 +58,49 @@ class PlainHead(BlockHead):
 
     reads_path = False
 
-    def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        levels, batch, _ = outputs.shape
-        logits = self.vocabulary.scaled(self.vocabulary.logits(outputs.flatten(0, 1)))
-        return _PlainDraft(self.likeliest(count), logits.view(levels, batch, -1))
+    def draft(self, slots: torch.Tensor, roots: torch.Tensor) -> Steps:
+        logits = self.vocabulary.scaled(self.vocabulary.logits(slots.flatten(0, 1)))
+        yield Logits(logits, levels=len(slots), by_request=False)
 
 
-class _PlainDraft(OpenDraft):
-    """logits: [levels, B, Vd]."""
+class PathMemory:
+    """What a head remembers of the nodes that were open, a tensor [R, n] for each step."""
 
-    def __init__(self, likeliest: Likeliest, logits: torch.Tensor) -> None:
-        self._likeliest, self._logits = likeliest, logits
+    def __init__(self) -> None:
+        self._steps: list[torch.Tensor] = []
 
-    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
-        return Step(of_level(self._logits, level, owners, len(tokens)))
+    def add(self, rows: torch.Tensor) -> None:
+        """Adds that of a step's nodes."""
+        self._steps.append(rows)
 
-    def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
-        own, log_probs = self._children
-        return Children(own[level, owners], log_probs[level, owners])
+    def named(self, rows: GrownRows) -> torch.Tensor:
+        """Returns the tensor whose rows `rows.above` names."""
+        return stack_rows(self._steps) if rows.by_node else self._steps[-1]
 
-    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
-        own, scores = (each.view(*self._logits.shape[:2], -1) for each in self._best)
-        return Best(own[level], scores[level]), None
-
-    def all_levels(self) -> Best:
-        return self._best
-
-    @cached_property
-    def _children(self) -> list[torch.Tensor]:
-        """The likeliest tokens and their log-probabilities, [levels, B, k] each."""
-        return [each.view(*self._logits.shape[:2], -1) for each in self._likeliest(self._logits.flatten(0, 1))]
-
-    @cached_property
-    def _best(self) -> Best:
-        """The same as captured cycles take it, [levels * B, 1 + k] each."""
-        return self._likeliest.best(self._logits.flatten(0, 1))
+    def above(self, rows: GrownRows) -> torch.Tensor:
+        """Returns what is remembered of the parents of open nodes, [R, n]."""
+        return self.named(rows) if rows.in_place else take_rows(self.named(rows), rows.above)
 
 
-class PathDraft(OpenDraft):
-    """The drafts of a head that reads the path. likeliest: finds the children of every node."""
+def at_level(values: torch.Tensor, rows: GrownRows | None) -> torch.Tensor:
+    """Returns what the slots behind open nodes have, [B, ..]; a request's nodes share it.
 
-    def __init__(self, likeliest: Likeliest) -> None:
-        self._likeliest = likeliest
+    values: [levels, B, ..].  rows: the nodes; None: the roots.
+    """
+    if rows is None or not rows.by_node:
+        return values[rows.level if rows else 0]
+    batch = values.shape[1]
+    places = rows.depths.clamp(min=0) * batch + torch.arange(batch, dtype=torch.int32, device=values.device)
+    return values.flatten(0, 1).index_select(0, places)
 
-    def children(self, level: int, owners: torch.Tensor, tokens: torch.Tensor, memory: torch.Tensor | None) -> Children:
-        step = self.step(level, owners, tokens, memory)
-        return Children(*self._likeliest(step.logits), step.memory, step.confidence)
 
-    def best(self, level: int, tokens: torch.Tensor, memory: torch.Tensor | None) -> tuple[Best, torch.Tensor | None]:
-        step = self.step(level, None, tokens, memory)
-        best = self._likeliest.best(step.logits)
-        if step.confidence is not None:
-            scores = Children(best.tokens[:, 1:], best.scores[:, 1:], None, step.confidence).scores
-            best.scores[:, 1:] = scores
-        return best, step.memory
+def shared(slots: torch.Tensor, rows: int) -> torch.Tensor:
+    """Returns what each of `rows` nodes has of its request's, [B, ..]."""
+    return slots if len(slots) == rows else slots.repeat_interleave(rows // len(slots), 0)
+
+
+def beside(slots: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns slots [B, C] and rows float32 [R, D] of nodes side by side, [R, C + D], in a dtype."""
+    if is_host(rows.device):
+        return torch.cat([shared(slots, len(rows)), rows], -1)
+    return join_rows(slots, rows, dtype)

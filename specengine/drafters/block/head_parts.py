@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-
 from specengine.drafters.block.gru import Gru, GruHead
 from specengine.drafters.block.head import BlockHead, PlainHead
 from specengine.drafters.block.markov import KINDS, Confidence, Markov, MarkovHead
 from specengine.drafters.block.parts import BlockParts
 from specengine.drafters.block.selector import Selector, SelectorHead
 from specengine.drafters.block.vocabulary import Vocabulary
-from specengine.ops.weight import Weight
+from specengine.ops.weight import Projection, Weight
 
 
 def read_head(parts: BlockParts, vocabulary: Vocabulary, embedding: Weight) -> BlockHead:
@@ -39,7 +37,7 @@ def _dspark(parts: BlockParts, vocabulary: Vocabulary) -> BlockHead:
     confidence = _confidence(parts, rank)
     if markov is None and confidence is None:
         return PlainHead(vocabulary)
-    return MarkovHead(vocabulary, markov, confidence, parts.target.ops.layer.gather_rows)
+    return MarkovHead(vocabulary, markov, confidence)
 
 
 def _markov(parts: BlockParts, vocabulary: Vocabulary, rank: int) -> Markov:
@@ -73,10 +71,12 @@ def _confidence(parts: BlockParts, rank: int) -> Confidence | None:
     with_markov = keys.get("confidence_head_with_markov", bool, bool(rank) and shape == (1, hidden + rank))
     if with_markov and not rank:
         raise keys.error("confidence_head_with_markov", "is true, and markov_rank is 0")
-    weight = parts.floats(name, 1, hidden + rank if with_markov else hidden)
+    rows, ops = parts.floats(name, 1, hidden + rank if with_markov else hidden), parts.target.ops
+    weight = ops.empty_weight(*rows.shape, "float32", rows.device)
+    ops.pack_linear(rows, weight, 0)
     bias = "confidence_head.proj.bias"
     there = bias in parts.checkpoint.tensors  # optional in llama.cpp's files
-    return Confidence(weight[0], parts.floats(bias, 1) if there else torch.zeros_like(weight[0, :1]), with_markov)
+    return Confidence(Projection((weight,), parts.floats(bias, 1) if there else None), with_markov)
 
 
 def _domino(parts: BlockParts, vocabulary: Vocabulary, embedding: Weight) -> BlockHead:
@@ -100,7 +100,7 @@ def _domino(parts: BlockParts, vocabulary: Vocabulary, embedding: Weight) -> Blo
         up=parts.matrix("embed_proj.2", vocabulary.head.rows, wide),
         prefix=prefix,
     )
-    return GruHead(vocabulary, gru, parts.target.ops.layer.gather_rows)
+    return GruHead(vocabulary, gru)
 
 
 def _selector(parts: BlockParts, vocabulary: Vocabulary) -> BlockHead:
@@ -117,4 +117,4 @@ def _selector(parts: BlockParts, vocabulary: Vocabulary) -> BlockHead:
         rank=rank,
         count=count,
     )
-    return SelectorHead(vocabulary, selector, parts.target.ops.layer.gather_rows)
+    return SelectorHead(vocabulary, selector)

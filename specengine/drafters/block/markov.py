@@ -6,21 +6,17 @@ of the slot's output before. `rnn` keeps a state along the path.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 
-from specengine.drafters.block.head import BlockHead, OpenDraft, PathDraft, Step, of_level
-from specengine.drafters.block.vocabulary import Likeliest, Linear, Vocabulary
-from specengine.ops.growth.level_trees import GrowingTrees, GrownRows
-from specengine.ops.growth.row_inputs import join_rows
+from specengine.drafters.block.head import BlockHead, PathMemory, at_level, beside, shared
+from specengine.drafters.block.vocabulary import Vocabulary
+from specengine.drafters.growth import Steps
+from specengine.ops.growth.growing_trees import GrownRows, Logits
 from specengine.ops.weight import Projection, Weight
 
 KINDS = ("vanilla", "gated", "rnn")
-GatherRows = Callable[[Weight, torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -39,30 +35,18 @@ class Markov:
 
 @dataclass(frozen=True)
 class Confidence:
-    """weight: float32 [hidden] or, with_markov, [hidden + rank], the row of W1 last.  bias: float32 [1]."""
+    """projection: float32 [1, hidden] or, with_markov, [1, hidden + rank], the row of W1 last."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor
+    projection: Projection
     with_markov: bool
-
-    @cached_property
-    def projection(self) -> Projection:
-        """The same as a linear layer of one row."""
-        return Projection((Weight(self.weight[None], 1, "float32"),), self.bias)
 
 
 class MarkovHead(BlockHead):
     """Adds to every slot's logits what the token above gives; estimates chances where there is a confidence head."""
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        markov: Markov | None,
-        confidence: Confidence | None,
-        gather_rows: GatherRows,
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, markov: Markov | None, confidence: Confidence | None) -> None:
         super().__init__(vocabulary)
-        self.markov, self.confidence, self._gather_rows = markov, confidence, gather_rows
+        self.markov, self.confidence = markov, confidence
 
     @property
     def estimates(self) -> bool:
@@ -73,82 +57,37 @@ class MarkovHead(BlockHead):
         own = [self.markov.after, self.markov.inner] if self.markov else []
         return [*super().projections, *(product for product in own if product is not None)]
 
-    def open(self, outputs: torch.Tensor, count: int) -> OpenDraft:
-        base = self.vocabulary.logits(outputs.flatten(0, 1)).view(*outputs.shape[:2], -1)
-        return _MarkovDraft(self, outputs, base, self.likeliest(count))
+    def draft(self, slots: torch.Tensor, roots: torch.Tensor) -> Steps:
+        base, memory = self.vocabulary.of_levels(slots), PathMemory()
+        tokens, rows = roots, None
+        while True:
+            own = at_level(slots, rows)
+            delta = self._delta(self.markov, tokens, own, memory, rows) if self.markov else None
+            rows = yield Logits(at_level(base, rows), delta, self._confidence(tokens, own))
+            tokens = rows.tokens
 
-    def rows_before(self, tokens: torch.Tensor) -> torch.Tensor | None:
-        """Returns rows of W1, float32 [R, rank], of tokens int32 [R]."""
-        if self.markov is None:
+    def _delta(
+        self, markov: Markov, tokens: torch.Tensor, slots: torch.Tensor, memory: PathMemory, rows: GrownRows | None
+    ) -> torch.Tensor:
+        """Returns what is added to logits, [R, Vd]. tokens: int32 [R].  slots: [B, hidden].  memory: of `rnn`."""
+        dtype = self.ops.dtype_for(markov.after) if markov.inner is None else torch.float32
+        change = self.rows_of(markov.before, tokens, markov.rank, dtype)
+        if markov.kind == "gated" and markov.inner is not None:
+            change = torch.sigmoid(self.ops.linear(beside(slots, change, torch.float32), markov.inner)) * change
+        elif markov.inner is not None:
+            state = torch.zeros_like(change) if rows is None else memory.above(rows)
+            read = torch.cat([state, change, shared(slots, len(change))], -1)
+            keep, new, out = self.ops.linear(read, markov.inner).chunk(3, -1)
+            keep = torch.sigmoid(keep)
+            memory.add(keep * state + (1 - keep) * torch.tanh(new))
+            change = torch.tanh(out)
+        return self.ops.linear(change.contiguous(), markov.after)
+
+    def _confidence(self, tokens: torch.Tensor, slots: torch.Tensor) -> torch.Tensor | None:
+        """Returns logits of the chances of the likeliest children, [B], or [R] where they depend on their tokens."""
+        if self.confidence is None:
             return None
-        return self.captured_rows(self.markov, tokens.clamp(min=0), torch.float32)
-
-    def captured_rows(self, markov: Markov, tokens: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Returns the same on CUDA in a dtype; -1 gives zeros."""
-        rows = torch.empty(len(tokens), markov.rank, dtype=dtype, device=tokens.device)
-        self._gather_rows(markov.before, tokens, rows)
-        return rows
-
-    @property
-    def linear(self) -> Linear:
-        """Multiplies rows by a projection."""
-        return self.vocabulary.linear
-
-
-class _MarkovDraft(PathDraft):
-    """outputs: [levels, B, hidden].  base: [levels, B, Vd], logits of the slots alone."""
-
-    def __init__(self, head: MarkovHead, outputs: torch.Tensor, base: torch.Tensor, likeliest: Likeliest) -> None:
-        super().__init__(likeliest)
-        self._head, self._outputs, self._base = head, outputs, base
-
-    def step(self, level: int, owners: torch.Tensor | None, tokens: torch.Tensor, memory: torch.Tensor | None) -> Step:
-        head = self._head
-        slots, logits = (of_level(each, level, owners, len(tokens)) for each in (self._outputs, self._base))
-        rows = head.rows_before(tokens)
-        if rows is not None and head.markov is not None:
-            change, memory = _change(head.markov, head.linear, slots, rows, memory)
-            logits = logits + head.linear(change.contiguous(), head.markov.after)
-        return Step(logits, memory, _chance(head.confidence, slots, rows))
-
-    def grow(
-        self, trees: GrowingTrees, level: int, tokens: torch.Tensor, memory: Any, above: torch.Tensor | None
-    ) -> tuple[GrownRows | None, Any]:
-        head, markov, sure = self._head, self._head.markov, self._head.confidence
-        if markov is not None and (markov.inner is not None or markov.before.data.dtype == torch.uint8):
-            return super().grow(trees, level, tokens, memory, above)
-        delta, slots = None, self._outputs[level]
-        if markov is not None:
-            rows = head.captured_rows(markov, tokens, markov.after.weights[0].row_dtype)
-            delta = head.linear(rows, markov.after)
-        if sure is None:
-            return trees.expand(self._base[level], delta), None
-        if markov is not None and sure.with_markov:
-            slots = join_rows(slots, head.captured_rows(markov, tokens, torch.float32), torch.float32)
-        chance = head.linear(slots, sure.projection).view(-1)
-        return trees.expand(self._base[level], delta, chance), None
-
-
-def _change(
-    markov: Markov, linear: Linear, slots: torch.Tensor, rows: torch.Tensor, state: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns what W2 multiplies, [R, rank], and the state behind these nodes.
-
-    slots: [R, hidden].  rows: [R, rank], of W1.  state: [R, rank] of `rnn`; None at the root.
-    """
-    if markov.inner is None:
-        return rows, None
-    if markov.kind == "gated":
-        return torch.sigmoid(linear(torch.cat([slots, rows], -1), markov.inner)) * rows, None
-    state = torch.zeros_like(rows) if state is None else state
-    keep, new, out = linear(torch.cat([state, rows, slots], -1), markov.inner).chunk(3, -1)
-    keep = torch.sigmoid(keep)
-    return torch.tanh(out), keep * state + (1 - keep) * torch.tanh(new)
-
-
-def _chance(confidence: Confidence | None, slots: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns the chances [R] of the likeliest children; None without a confidence head."""
-    if confidence is None:
-        return None
-    read = torch.cat([slots, rows], -1) if confidence.with_markov and rows is not None else slots
-    return torch.sigmoid((read * confidence.weight).sum(-1) + confidence.bias)
+        if self.markov is not None and self.confidence.with_markov:
+            rows = self.rows_of(self.markov.before, tokens, self.markov.rank, torch.float32)
+            slots = beside(slots, rows, torch.float32)
+        return self.ops.linear(slots.contiguous(), self.confidence.projection).view(-1)

@@ -119,7 +119,7 @@ class BlockParts:
             whole = ids is None and len(target.head.weights) == 1 and target.head.bias is None
             copy = whole and self._copies(name, target.head.weights[0])
             head = target.head if copy else self.loader.linear("lm_head")
-        return Vocabulary(head, target.ops.linear, ids, settings.output_multiplier, settings.softcap)
+        return Vocabulary(head, target.ops.layer, ids, settings.output_multiplier, settings.softcap)
 
     def _convolution(self, name: str) -> Convolution | None:
         """Reads a convolution of DFlash 2; None where there are none."""

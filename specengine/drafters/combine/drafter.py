@@ -14,19 +14,10 @@ from specengine._C import MAX_NODES
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
+from specengine.draft_policy.policy import Source
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import (
-    CacheCompanion,
-    DeviceStateDrafter,
-    HiddenStateReader,
-    NetworkDrafter,
-    PromptObserver,
-    ScoredDrafter,
-    TokenizerChecker,
-    gives_logits,
-)
 from specengine.drafters.combine.captured import CapturedPair
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.source_stats import count_sources
@@ -58,10 +49,10 @@ class Config:
             check_range("nodes", self.nodes, 2, MAX_NODES)
 
 
-class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, TokenizerChecker, DeviceStateDrafter):
+class Combine(Drafter):
     """Joins the trees of its parts; a node's chance depends on which of them draft it.
 
-    parts: Drafters that are ScoredDrafters. Captured cycles draft with prompt_lookup and one network that drafts in
+    parts: Drafters that are Sources. Captured cycles draft with prompt_lookup and one network that drafts in
     them: a copy of the text joins the network's candidates before the likeliest are chosen. Its chances are not learned
     there.
     """
@@ -81,29 +72,29 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
                 f"drafter: combine: expected at least two drafters as in combine:prompt_lookup+eagle3, got {path!r}"
             )
         specs = texts if config.adaptive else [_not_adaptive(text, target) for text in texts]
-        self.parts: list[Any] = [load_drafter(spec, target) for spec in specs]
+        self.parts = [load_drafter(spec, target) for spec in specs]
+        sources = list[Source]()
         for part in self.parts:
             name = part.name
-            if not isinstance(part, ScoredDrafter):
+            if not isinstance(part, Source):
                 raise ValueError(f"drafter: combine: {name} gives its nodes no chances to be merged by")
-            if gives_logits(part, Wants.SAMPLES):
+            sources.append(part)
+            if part.gives_logits(Wants.SAMPLES):
                 raise ValueError(f"drafter: combine: {name} has sample=true; expected children that are not drawn")
-        readers = [part for part in self.parts if isinstance(part, HiddenStateReader)]
-        layers = {reader.hidden_state_layers for reader in readers if reader.hidden_state_layers}
+        layers = {part.hidden_state_layers for part in self.parts if part.hidden_state_layers}
         if len(layers) > 1:
             raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
         self.hidden_state_layers = layers.pop() if layers else ()
-        self.reads_hidden_states = any(reader.reads_hidden_states for reader in readers)
+        self.reads_hidden_states = any(part.reads_hidden_states for part in self.parts)
         self._captured = CapturedPair.of(self.parts, target.device) if target.ops.on_device else None
         self.drafts_in_cycle = self._captured is not None
-        self.policy = policy_of(self, target, costs, self.parts, self.parts)
+        self.policy = policy_of(self, target, costs, sources, self.parts)
         kinds = [part.name for part in self.parts]
         self._names = [text if kinds.count(kind) > 1 else kind for kind, text in zip(kinds, texts, strict=True)]
 
     @property
     def projections(self) -> list[Projection]:
-        networks = [part for part in self.parts if isinstance(part, NetworkDrafter)]
-        return [projection for network in networks for projection in network.projections]
+        return [projection for part in self.parts for projection in part.projections]
 
     @property
     def adaptive(self) -> bool:
@@ -120,43 +111,38 @@ class Combine(Drafter, HiddenStateReader, CacheCompanion, NetworkDrafter, Tokeni
 
     @property
     def page_bytes(self) -> int:
-        return sum(part.page_bytes for part in self.parts if isinstance(part, CacheCompanion))
+        return sum(part.page_bytes for part in self.parts)
 
     def attach(self, cache: KVCache) -> None:
         for part in self.parts:
-            if isinstance(part, CacheCompanion):
-                part.attach(cache)
+            part.attach(cache)
 
     def filled(self, request: DraftRequest) -> int:
-        companions = [part for part in self.parts if isinstance(part, CacheCompanion)]
-        return min([len(request.tokens), *(part.filled(request) for part in companions)])
+        return min(part.filled(request) for part in self.parts)
 
     def reads(self, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether any part reads such a request; then all do, as one mark says that a page is filled."""
         answers = [
             self.policy.reads(number, tokens, answer, batch)
             for number, part in enumerate(self.parts)
-            if isinstance(part, CacheCompanion)
+            if part.page_bytes
         ]
         return any(answers)
 
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
         for part in self.parts:
-            if isinstance(part, TokenizerChecker):
-                part.check_tokenizer(tokenizer)
+            part.check_tokenizer(tokenizer)
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         for number, part in enumerate(self.parts):
-            reads = request.drafter_reads or not isinstance(part, CacheCompanion)
-            if reads and isinstance(part, PromptObserver):
+            if request.drafter_reads or not part.page_bytes:
                 with charged(self.policy, number, len(hidden_states)):
                     part.observe_prompt(request, start, hidden_states)
 
     def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
         joined = Draft(draft.requests, draft.trees)  # a part's own policy learns nothing
         for part in self.parts:
-            reads = isinstance(part, HiddenStateReader) and part.reads_hidden_states
-            part.observe(joined, committed, hidden_states if reads else None)
+            part.observe(joined, committed, hidden_states if part.reads_hidden_states else None)
         for i, tree in enumerate(draft.steps[-1].trees if draft.steps else ()):
             sources = [(self._names[step.source], step.drafted[i]) for step in draft.steps]
             count_sources(draft.requests[i], tree, sources, committed[i])

@@ -22,7 +22,6 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
-from specengine.drafters.base import Drafter
 from specengine.drafters.capabilities import CacheCompanion, DeviceStateDrafter, TokenizerChecker
 from specengine.drafters.distributions.columns import Columns
 from specengine.drafters.distributions.growth import Growth, agreeing_children
@@ -30,6 +29,7 @@ from specengine.drafters.distributions.level_logits import LevelDistributions, L
 from specengine.drafters.draft_model.config import Config
 from specengine.drafters.draft_model.device_state import DeviceState
 from specengine.drafters.draft_model.small_model import SmallModel, State
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import policy_of
 from specengine.drafters.root_tokens import root_trees
@@ -58,7 +58,6 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
         super().__init__(config, path, target)
         self.small = SmallModel(self.name, config.layers, config.dtype, path, target, hybrids=True)
         self.model = self.small.model
-        self.policy = policy_of(self, target, costs, [])
         check_range("tree", max(config.widths), 1, self.model.config.vocab_size)
         self._chain = max(config.widths) == 1
         self.shape, self.replacement = TreeShape.of_widths(config.widths), config.replacement
@@ -67,6 +66,7 @@ class DraftModel(Drafter, CacheCompanion, LevelDistributions, TokenizerChecker, 
         self.drafts_in_cycle = (
             self._chain and not self.small.hybrid and not config.confidence and own.max_position >= self._positions
         )
+        self.policy = policy_of(self, target, costs, [])
         self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from specengine import _C
 from specengine.drafters.eagle.network import EagleNetwork, Outputs
 from specengine.drafters.hidden_states.halves import Halves
-from specengine.ops.decoder import Decoder
-from specengine.ops.draft_tree import EagleWeights
+from specengine.ops.decoder import Decoder, native_projection
 
 
 class Eagle1Network(EagleNetwork):
@@ -16,8 +16,9 @@ class Eagle1Network(EagleNetwork):
     fc: [hidden, 2 hidden].
     """
 
-    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
-        return EagleWeights(decoder, self.embedding, None, None, self.fc, False, False, self.head, vocabulary)
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> _C.EagleWeights:
+        fuse, head = native_projection(self.fc), native_projection(self.head)
+        return _C.EagleWeights(decoder.native, self.embedding.data, None, None, fuse, False, False, head, vocabulary)
 
     def _out_norm(self) -> torch.Tensor:
         return torch.ones(self.config.hidden_size, device=self.device)  # its result is never read

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from specengine import _C
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.drafters.hidden_states.halves import Halves
 from specengine.models.hidden_states import HiddenStates
-from specengine.ops.decoder import Decoder
-from specengine.ops.draft_tree import EagleWeights
+from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
 
@@ -97,17 +97,17 @@ class Eagle3Network(EagleNetwork):
     def _first_columns(self) -> int:
         return 2 * self.config.hidden_size
 
-    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights:
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> _C.EagleWeights:
         norms = self.norms
-        return EagleWeights(
-            decoder,
-            self.embedding,
+        return _C.EagleWeights(
+            decoder.native,
+            self.embedding.data,
             norms.embedding,
             norms.hidden_state,
-            self.fc if self._fuses_alone else None,
+            native_projection(self.fc if self._fuses_alone else None),
             norms.before_residual,
             norms.feed_back,
-            self.head,
+            native_projection(self.head),
             vocabulary,
         )
 

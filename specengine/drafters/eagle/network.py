@@ -13,18 +13,23 @@ from typing import Any
 
 import torch
 
+from specengine import _C
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
+from specengine.drafters.growth import Opened, Steps
 from specengine.drafters.hidden_states.halves import Halves, HalvesByOps, HalvesInOneKernel
 from specengine.drafters.hidden_states.pairs import PairRows
+from specengine.drafters.native import NativeDraft
 from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.ops import Ops
 from specengine.ops.decoder import Decoder, Layer, Rows
-from specengine.ops.draft_tree import EagleWeights, TreeDraft
+from specengine.ops.growth.growing_trees import Logits
 from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection, Weight
+
+RARE = 0.01  # a node that is reached less often is not worth its row
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,6 @@ class Outputs:
 
     read: torch.Tensor
     fed: torch.Tensor
-
-    def rows(self, picked: torch.Tensor) -> Outputs:
-        """Returns some of the rows; picked: int64 [n]."""
-        read = take_rows(self.read, picked)
-        return Outputs(read, read if self.fed is self.read else take_rows(self.fed, picked))
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,14 @@ class EagleNetwork(ABC):
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
 
-    def tree_draft(self, vocabulary: torch.Tensor | None, top_k: int, beam: int, nodes: int) -> TreeDraft | None:
+    def native_draft(self, vocabulary: torch.Tensor | None, shape: _C.GrowthShape) -> NativeDraft | None:
         """Returns a whole draft as one call of the core, or None where there is no such call.
 
         vocabulary: of the head.
         """
-        weights = self._weights(self._decoder, vocabulary) if isinstance(self._decoder, Decoder) else None
-        return None if weights is None else TreeDraft(weights, top_k, beam, nodes)
+        if not isinstance(self._decoder, Decoder):
+            return None
+        return NativeDraft(self._weights(self._decoder, vocabulary), shape, RARE)
 
     def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
         """Returns rows of picked hidden states as that draft takes them: float32 [R, ..] and rows of these."""
@@ -125,8 +126,8 @@ class EagleNetwork(ABC):
         return self.ops.linear(read, self.head)
 
     @abstractmethod
-    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights | None:
-        """Returns the weights as the core takes them; None where it has no draft by such a network."""
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> _C.EagleWeights:
+        """Returns the weights as the core takes them."""
 
     @abstractmethod
     def _out_norm(self) -> torch.Tensor:
@@ -148,20 +149,32 @@ class EagleNetwork(ABC):
     def _outputs(self, hidden: torch.Tensor, normed: torch.Tensor) -> Outputs:
         """Returns the outputs, of the last layer's output and the decoder's norm of it."""
 
+    def draft(self, opened: Opened, levels: int) -> Steps:
+        """Reads the pairs; then goes on from its own outputs, level by level."""
+        outputs = self.forward(opened.rows, self.fuse(opened.pairs), opened.place, opened.pool)
+        rows = yield Logits(self.logits(take_rows(outputs.read, opened.last)))
+        while True:
+            place = (opened.root_place, opened.pool, rows.first_node, None if rows.in_place else rows.above)
+            outputs = self.forward(rows, outputs.fed, *place)
+            rows = yield Logits(self.logits(outputs.read))
+
+    def block_tokens(self, batch: int) -> None:
+        """Returns None: it has no blocks."""
+        return None
+
     def forward(
         self,
         rows: Rows,
         hidden_states: torch.Tensor,
         place: CacheBatch,
         pool: PagePool,
-        *,
         first_node: int = 0,
         above: torch.Tensor | None = None,
     ) -> Outputs:
         """Caches the keys and values of M rows; returns their outputs.
 
-        hidden_states: float32 [M, hidden], of fuse() or fed back.  first_node: as a decoder takes it.
-        above: int64 [M], the row of hidden_states that each row reads, on CUDA alone; None: they are in order.
+        hidden_states: float32 [R, hidden], of fuse() or fed back.  first_node: as a decoder takes it.
+        above: int64 [M], the row of hidden_states that each row reads; None: they are in order.
         """
         hidden, normed = self._decoded(rows, hidden_states, place, pool, first_node=first_node, above=above)
         return self._outputs(hidden, normed)
@@ -195,6 +208,8 @@ class EagleNetwork(ABC):
             return inputs, self._decoder(rows, *cache, hidden, hidden, first_inputs, first_node, only_cache)
         embedded = torch.empty(count, self.config.hidden_size, device=self.device)
         self.ops.layer.gather_rows(self.embedding, rows.tokens, embedded)
+        if above is not None:
+            hidden_states = take_rows(hidden_states, above)
         inputs, first_inputs = self._enter(HalvesByOps(embedded, hidden_states, self._normed))
         hidden = torch.empty(count, 1, self.config.hidden_size, device=self.device)
         written = None if only_cache else hidden

@@ -31,8 +31,8 @@ class Markov:
 
 
 @dataclass(frozen=True)
-class CascadeParts:
-    """What a Cascade runs.
+class FastEagleParts:
+    """What a FastEagleNetwork runs.
 
     config: of the layers in use.  parallel: every layer reads the first input.
     hidden_state_layers: of the target.  fuse: makes a row of the hidden states and, without halves, of the embedding.
@@ -52,7 +52,7 @@ class CascadeParts:
     vocabulary: torch.Tensor | None
 
 
-def load_cascade(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, levels: int = 0) -> CascadeParts:
+def load_fasteagle(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, levels: int = 0) -> FastEagleParts:
     """Loads the first `levels` layers; 0: all. Raises ValueError naming the part that does not fit the target."""
     whole = checkpoint.layer_config()
     config = replace(whole, num_layers=levels or whole.num_layers)
@@ -82,7 +82,7 @@ def load_cascade(checkpoint: DraftCheckpoint, target: Transformer, dtype: str, l
     if "markov_w1.weight" in checkpoint.tensors:
         (rows,) = loader.linear("markov_w1").weights
         markov = Markov(rows, checkpoint.tensors["markov_w1.weight"].shape[1], loader.linear("markov_w2"))
-    return CascadeParts(
+    return FastEagleParts(
         config=config,
         parallel=parallel,
         hidden_state_layers=hidden_state_layers,

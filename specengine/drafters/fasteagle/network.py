@@ -6,33 +6,41 @@ output is a guess of the target's last hidden state, one token further.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from specengine import _C
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
-from specengine.drafters.fasteagle.checkpoint import CascadeParts
-from specengine.drafters.fasteagle.native_draft import CascadeDraft, CascadeNetwork
+from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.fasteagle.checkpoint import FastEagleParts, Markov
+from specengine.drafters.growth import Opened, Steps
 from specengine.drafters.hidden_states.halves import Halves, HalvesByOps, HalvesInOneKernel
 from specengine.drafters.hidden_states.pairs import PairRows
+from specengine.drafters.native import NativeDraft
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
-from specengine.ops.decoder import Decoder
+from specengine.ops.decoder import Decoder, Rows, native_projection
+from specengine.ops.growth.growing_trees import Logits
 from specengine.ops.growth.row_inputs import join_rows
 from specengine.ops.row_tools import FixedRows, join_columns, take_rows
 
 
-class Cascade:
+class FastEagleNetwork:
     """Runs the network of a checkpoint beside its target.
 
-    head: of the drafter's vocabulary.  projections: its linear layers.  levels: one per layer.
+    head: of the drafter's vocabulary, whose tokens are `columns`.  projections: its linear layers.
+    levels: one per layer.
     """
 
-    def __init__(self, parts: CascadeParts, target: Transformer) -> None:
+    def __init__(self, parts: FastEagleParts, target: Transformer) -> None:
         self.config = c = parts.config
         self.levels = c.num_layers
         self.hidden_state_layers = parts.hidden_state_layers
         self.head = parts.head
+        self.columns = Columns.of(parts.vocabulary, parts.head.rows, target.config.vocab_size, target.device)
         self.projections = [product for layer in parts.layers for product in layer.projections]
         self.projections += [parts.fuse, parts.head, *([parts.markov.product] if parts.markov else [])]
         self._parts, self._target, self._ops, self.device = parts, target, target.ops, target.device
@@ -49,22 +57,47 @@ class Cascade:
         """The rotary tables of all positions so far."""
         return self._rope.cos_sin
 
-    def native_draft(self, top_k: int) -> CascadeDraft | None:
+    def native_draft(self, shape: _C.GrowthShape) -> NativeDraft | None:
         """Makes the one native call of a draft; None on CUDA and for parallel layers."""
         decoder, parts = self._decoders[0], self._parts
         if parts.parallel or not isinstance(decoder, Decoder):
             return None
-        network = CascadeNetwork(
-            decoder,
-            self._target.embedding,
-            parts.fuse,
-            parts.halves,
+        embedding_norm, hidden_state_norm = parts.halves or (None, None)
+        weights = _C.FastEagleWeights(
+            decoder.native,
+            self._target.embedding.data,
+            native_projection(parts.fuse),
+            embedding_norm,
+            hidden_state_norm,
             parts.head_norm,
-            parts.head,
-            parts.markov,
+            native_projection(parts.head),
+            parts.markov.rank if parts.markov else 0,
+            parts.markov.rows.data if parts.markov else None,
+            native_projection(parts.markov.product if parts.markov else None),
             parts.vocabulary,
         )
-        return CascadeDraft(network, top_k)
+        return NativeDraft(weights, shape)
+
+    def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+        """Returns rows of picked hidden states as that draft takes them."""
+        return picked, rows
+
+    def draft(self, opened: Opened, levels: int) -> Steps:
+        """Reads the pairs; then reads the head, once for all levels; a Markov head adds to each of them.
+
+        Every layer runs, however few levels there are: the cache needs it.
+        """
+        outputs, markov = self._outputs(opened), self._parts.markov
+        if markov is None:
+            yield Logits(self._logits(outputs, levels, by_request=True), levels=levels)
+            return
+        logits = self._logits(outputs, levels, by_request=False).view(levels, len(outputs), -1)
+        rows = yield Logits(logits[0])
+        for own in logits[1:]:
+            rows = yield Logits(own, self._after(rows.tokens, markov))
+
+    def block_tokens(self, batch: int) -> None:
+        """Returns nothing: it has no blocks."""
 
     def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
         """Returns those of the target's hidden states that it reads, float32 [M, hidden_state_layers, hidden]."""
@@ -84,65 +117,51 @@ class Cascade:
         """Extends the rotary tables to `count` positions."""
         self._rope.ensure(count)
 
-    @property
-    def vocabulary(self) -> torch.Tensor | None:
-        """The target's token of each of the drafter's, int32; None: they are the same."""
-        return self._parts.vocabulary
-
-    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the target's ids of the drafter's tokens; -1 stays."""
-        vocabulary = self._parts.vocabulary
-        return tokens if vocabulary is None else torch.where(tokens < 0, tokens, vocabulary[tokens.long()])
-
-    def logits(self, outputs: torch.Tensor, levels: int) -> torch.Tensor:
-        """Returns logits float32 [B, levels, draft vocabulary] of the first levels of outputs [B, L, hidden].
-
-        Each level continues the likeliest token of the one above.
-        """
-        if levels < outputs.shape[1]:
-            batch, layers, _ = outputs.shape
-            picked = [b * layers + level for b in range(batch) for level in range(levels)]
-            outputs = self._fixed.take(outputs.flatten(0, 1), picked).view(batch, levels, -1)
-        logits = self.lone_logits(outputs)
-        for level in range(1, logits.shape[1] if self._parts.markov else 0):
-            self.follow(logits[:, level], logits[:, level - 1].argmax(-1).int())
-        return logits
-
-    def lone_logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Returns what logits() does, of levels that know no token of the one above."""
-        batch, levels, _ = outputs.shape
-        rows = outputs.flatten(0, 1)
+    def _logits(self, outputs: torch.Tensor, levels: int, *, by_request: bool) -> torch.Tensor:
+        """Returns float32 [B * levels, Vd] of the first levels of outputs [B, L, hidden]; by_request: as Logits."""
+        batch, layers, _ = outputs.shape
+        rows, read = outputs.flatten(0, 1), [[b * layers + level for level in range(levels)] for b in range(batch)]
+        places = [place for own in (read if by_request else zip(*read, strict=True)) for place in own]
+        if places != [*range(len(rows))]:
+            rows = self._fixed.take(rows, places)
         if self._parts.head_norm is not None:
             rows = self._normed(rows, self._parts.head_norm, self._ops.layer.dtype_for(self.head))
-        return self._ops.linear(rows, self.head).view(batch, levels, -1)
+        return self._ops.linear(rows, self.head)
 
-    def follow(self, logits: torch.Tensor, above: torch.Tensor) -> None:
-        """Adds to a level's logits [B, draft vocabulary] what a Markov head knows by the tokens above.
+    def _after(self, tokens: torch.Tensor, markov: Markov) -> torch.Tensor:
+        """Returns what a Markov head adds to the logits of a level, float32 [B, Vd].
 
-        above: int32 [B], the drafter's tokens.
+        tokens: int32 [B], the target's, of the level above; -1 of a request without a draft.
         """
-        if (markov := self._parts.markov) is not None:
-            rows = torch.empty(len(above), markov.rank, device=self.device)
-            self._ops.layer.gather_rows(markov.rows, above, rows)
-            logits += self._ops.linear(rows, markov.product)
+        columns = tokens if self.columns.index is None else self.columns.index[tokens]
+        rows = torch.empty(len(tokens), markov.rank, device=self.device)
+        self._ops.layer.gather_rows(markov.rows, columns.clamp(min=0), rows)
+        return self._ops.linear(rows, markov.product)
 
-    def outputs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> torch.Tensor:
-        """Caches pairs; returns the layers' outputs [B, levels, hidden] at every request's last pair, for logits()."""
+    def _outputs(self, opened: Opened) -> torch.Tensor:
+        """Caches pairs; returns the layers' outputs [B, L, hidden] at every request's last pair, for the head."""
         dtype = None if self._parts.head_norm is not None else self._ops.layer.dtype_for(self.head)
         layers = self.levels // len(self._decoders)
-        at_layers = [torch.empty(len(read.rows.tokens), layers, self.config.hidden_size, device=self.device)]
+        at_layers = [torch.empty(len(opened.pairs), layers, self.config.hidden_size, device=self.device)]
         at_layers += [torch.empty_like(at_layers[0]) for _ in self._decoders[1:]]
-        self._pass(read, place, pool, at_layers)
-        outputs = [take_rows(each, read.last, dtype) for each in at_layers]
+        self._pass(opened.rows, opened.pairs, opened.place, opened.pool, at_layers)
+        outputs = [take_rows(each, opened.last, dtype) for each in at_layers]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
         """Caches pairs. The last layer's keys need the outputs of all layers before it, but not its own."""
-        self._pass(read, place, pool, None)
+        self._pass(read.rows, read.hidden_states, place, pool, None)
 
-    def _pass(self, read: PairRows, place: CacheBatch, pool: PagePool, at_layers: list[torch.Tensor] | None) -> None:
+    def _pass(
+        self,
+        rows: Rows,
+        pairs: torch.Tensor,
+        place: CacheBatch,
+        pool: PagePool,
+        at_layers: list[torch.Tensor] | None,
+    ) -> None:
         """Runs all decoders. at_layers: float32 [M, layers, hidden] of each, written; None: only the cache is."""
-        inputs, halves = self._inputs(read)
+        inputs, halves = self._inputs(rows.tokens, pairs)
         if self._ops.on_device and len(self._decoders) == 1:
             inputs = inputs[:, None]  # they become the stream
         layers = self.levels // len(self._decoders)
@@ -150,12 +169,11 @@ class Cascade:
             own = slice(number * layers, (number + 1) * layers)
             caches = (pool.k[own], pool.v[own], place.block_table, place.lengths)
             written = None if at_layers is None else at_layers[number]
-            decoder(read.rows, *caches, *self._rope.cos_sin, written, inputs, halves, only_cache=written is None)
+            decoder(rows, *caches, *self._rope.cos_sin, written, inputs, halves, only_cache=written is None)
 
-    def _inputs(self, read: PairRows) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _inputs(self, tokens: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns rows [M, hidden] for the first layer, and the two halves that it reads in their place, if it does."""
-        tokens, parts, layer_ops = read.rows.tokens, self._parts, self._ops.layer
-        states, on_device = read.hidden_states, self._ops.on_device
+        parts, layer_ops, on_device = self._parts, self._ops.layer, self._ops.on_device
         if parts.halves:
             fused, embedding = self._ops.linear(states.flatten(1), parts.fuse), self._target.embedding
             halves: Halves

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
 
 import torch
 
 from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.scored_tree import ScoredTree
-from specengine.draft_trees.tree import TreeBatch
+from specengine.draft_trees.tree import DraftTree, TreeBatch
 from specengine.draft_trees.tree_shape import TreeShape
 from specengine.drafters.backbone_expanders import BackboneExpanders, scored_trees
-from specengine.drafters.base import Drafter
 from specengine.drafters.calibrated_trees import CalibratedTrees
 from specengine.drafters.capabilities import (
     CacheCompanion,
@@ -31,12 +28,13 @@ from specengine.drafters.capabilities import (
 from specengine.drafters.distributions.columns import Columns
 from specengine.drafters.distributions.growth import Growth
 from specengine.drafters.distributions.level_logits import LevelDistributions, LevelLogits
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.glide.config import Config
 from specengine.drafters.glide.device_state import DeviceState
 from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.rows import GlideRows, PassRows
-from specengine.drafters.level_drafts import backbone
+from specengine.drafters.native import beam_shape
 from specengine.drafters.one_engine import OneEngine
 from specengine.drafters.policies import charged, policy_of
 from specengine.drafters.root_tokens import root_trees
@@ -44,7 +42,7 @@ from specengine.drafters.shipped import open_drafter
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
 from specengine.ops.expand_backbone import BackboneTrees
-from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
+from specengine.ops.growth.level_trees import Cape, GrowingTrees, GrowthPlan
 from specengine.ops.row_tools import confidence, likeliest, stack_rows
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
@@ -53,9 +51,13 @@ from specengine.utils.spec_string import check_range
 
 @dataclass
 class State:
-    """What the drafter remembers of one request. cached: its first tokens whose rows in its cache are final."""
+    """What the drafter remembers of one request.
+
+    cached: its first tokens whose rows in the drafter's cache are final.  drafted: the last draft, before it was cut.
+    """
 
     cached: int = 0
+    drafted: ScoredTree | None = None
 
 
 class Glide(
@@ -88,8 +90,11 @@ class Glide(
         self._max_position = target.config.max_position
         self._most = config.length + 2  # tokens that a cycle commits, and the root before them
         self._expanders = BackboneExpanders(config.widths, config.thresholds)
+        self._cape = Cape.of(config.widths, config.thresholds, target.device)
         self._plans: dict[tuple[int, int], GrowthPlan] = {}  # by slots and levels
-        self._native = self.network.native_draft(config.widths[0])
+        self._native = self.network.native_draft(
+            beam_shape(config.widths[0], widths=config.widths, thresholds=config.thresholds)
+        )
 
     @property
     def projections(self) -> list[Projection]:
@@ -118,8 +123,7 @@ class Glide(
             self.network.ensure_positions(self._max_position + self.config.length)
 
     def filled(self, request: DraftRequest) -> int:
-        state = request.drafter_states.get(self)
-        return state.cached if state else 0
+        return request.drafter_state.cached if request.drafter_state else 0
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         """Reads the chunk at once, so that the next prompt that begins alike finds it cached."""
@@ -134,19 +138,21 @@ class Glide(
     def ready(self, requests: Sequence[DraftRequest]) -> int:
         return sum(request.drafter_reads for request in requests)
 
-    def draft(self, requests: Sequence[DraftRequest]) -> Draft:
-        return self.policy.draft(requests)
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return self.policy.draft(requests).trees if requests else []
 
-    def observe(self, draft: Draft, committed: Sequence[list[int]], hidden_states: HiddenStates | None) -> None:
-        for request, tokens in zip(draft.requests, committed, strict=True):
+    def observe(
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
+    ) -> None:
+        for request, tokens in zip(requests, committed, strict=True):
             self.calibrated.learn(request, tokens)
-        self.policy.observe(draft, committed)
+        self.policy.observe(requests, committed)
 
-    def propose(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
+    def propose(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         trees = [ScoredTree.root(request.tokens[-1]) for request in requests]
         if able := [i for i, request in enumerate(requests) if self._drafts_for(request)]:
             drafted = [requests[i] for i in able]
-            for i, tree in zip(able, self._grown(drafted, min_gain), strict=True):
+            for i, tree in zip(able, self._grown(drafted, least_tokens), strict=True):
                 trees[i] = tree
         return self.calibrated.calibrate(requests, trees)
 
@@ -176,32 +182,21 @@ class Glide(
         tokens = [[tree.tokens[node] for node in tree.open] for tree in growing]
         return self.network.logits(self._rows(requests, tokens, starts))
 
-    def _grown(self, requests: Sequence[DraftRequest], min_gain: float) -> list[ScoredTree]:
+    def _grown(self, requests: Sequence[DraftRequest], least_tokens: float) -> list[ScoredTree]:
         """Returns every request's tree, with the drafter's own chances. Every request has at least two tokens."""
         if self._native is None:
             return scored_trees(self._expand(self._backbone(requests)), requests, self.network.target_ids)
         runs, starts = self._unread(requests)
-        place = self.network.cache.batch([request.pages for request in requests], starts)
-        levels = min(self.config.length, max(s.draft_limit for s in requests))
-        verified = [len(request.tokens) - 1 for request in requests]
-        network = self.network
-        tokens, scores = self._native(runs, place, network.pool, network.cache, verified, levels, min_gain)
-        for request, count in zip(requests, verified, strict=True):
-            request.drafter_states[self].cached = count  # the root is passed again once the target has cached its keys
-        return [
-            backbone(s.tokens[-1], *self._cut(own, log_probs), s.draft_limit)
-            for s, own, log_probs in zip(requests, tokens, scores, strict=True)
-        ]
+        limits = [s.draft_limit for s in requests]
+        place = ([s.pages for s in requests], starts, self.network.native_caches, limits)
+        trees, _ = self._native(runs, None, (), *place, min(self.config.length, max(limits)), least_tokens)
+        for request in requests:
+            request.drafter_state.cached = len(request.tokens) - 1  # the root is passed again, see _first_logits
+        return trees
 
     def _drafts_for(self, request: DraftRequest) -> bool:
         # A prompt of one token is in no cache yet.
         return request.drafter_reads and len(request.tokens) > 1 and request.draft_limit > 0
-
-    def _cut(self, tokens: list[list[int]], scores: list[list[float]]) -> tuple[list[list[int]], list[list[float]]]:
-        """Leaves each level as many nodes as its class has (CAPE)."""
-        kept = [self.config.width_of(exp(level[0])) for level in scores]
-        own = [level[:width] for level, width in zip(tokens, kept, strict=True)]
-        return own, [level[:width] for level, width in zip(scores, kept, strict=True)]
 
     def _backbone(self, requests: Sequence[DraftRequest]) -> list[torch.Tensor]:
         """Returns the logits [B, Vd] of every level; the next level continues the likeliest token of each."""
@@ -225,14 +220,14 @@ class Glide(
         logits = self.network.logits(self._rows(requests, runs, starts))
         for request in requests:
             # The root is passed again once the target has cached its keys.
-            request.drafter_states[self].cached = len(request.tokens) - 1
+            request.drafter_state.cached = len(request.tokens) - 1
         return logits
 
     def _unread(self, requests: Sequence[DraftRequest]) -> tuple[list[list[int]], list[int]]:
         """Returns the tokens of every request that are not cached, few enough for one pass, and where they begin."""
         for request in requests:
             self._catch_up(request, max(self._most, self._prefill_rows // len(requests)))
-        starts = [request.drafter_states[self].cached for request in requests]
+        starts = [request.drafter_state.cached for request in requests]
         return [request.tokens[start:] for request, start in zip(requests, starts, strict=True)], starts
 
     def _catch_up(self, request: DraftRequest, most: int) -> None:
@@ -244,11 +239,11 @@ class Glide(
             state.cached += len(run)
 
     def _state(self, request: DraftRequest, cached: int = 0) -> State:
-        if self not in request.drafter_states:
-            request.drafter_states[self] = State(cached)
+        if request.drafter_state is None:
+            request.drafter_state = State(cached)
             if not self.network.cache.fixed:
                 self.network.ensure_positions(request.prompt_length + request.limit + self.config.length)
-        return request.drafter_states[self]
+        return request.drafter_state
 
     def _rows(self, requests: Sequence[DraftRequest], runs: list[list[int]], starts: list[int]) -> PassRows:
         place = self.network.cache.batch([request.pages for request in requests], starts)
@@ -287,8 +282,7 @@ class Glide(
         trees = GrowingTrees(self._plan(batch.size, levels), text.roots, text.running, network.vocabulary)
         read: PassRows | None = state.read(batch, text)
         while read is not None:
-            best = self._expanders(network.logits(read)[:, None])
-            grown = trees.grow(best)
+            grown = trees.expand(network.logits(read), cape=self._cape)
             read = None if grown is None else state.drafted(batch, text, grown)
         return batch.selected(*trees.columns, text.running, levels)
 

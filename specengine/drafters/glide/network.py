@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from specengine import _C
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.page_pool import PagePool, page_bytes
-from specengine.drafters.glide.native_draft import GlideDraft, GlideParts
 from specengine.drafters.glide.rows import PassRows
+from specengine.drafters.native import Cache, NativeDraft
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
+from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.growth.add_delta import add_delta
 from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
@@ -71,24 +73,31 @@ class GlideNetwork:
         """Its own keys and values."""
         return self._pool
 
-    def native_draft(self, top_k: int) -> GlideDraft | None:
+    def native_draft(self, shape: _C.GrowthShape) -> NativeDraft | None:
         """Makes the one native call of a draft; None on CUDA."""
         if self._on_device:
             return None
         cross = [(query, out) for query, out in filter(None, self._cross)]
-        parts = GlideParts(
-            config=self.config,
-            target=self._target,
-            layers=self._layers,
-            cross=cross,
-            embedding=self._embedding,
-            final_norm=self._norm,
-            head=self.head,
-            vocabulary=self._vocabulary,
+        weights = _C.GlideWeights(
+            decoder=Decoder(self.config, None, self._layers, self._norm).native,
+            embedding=self._embedding.data,
+            embedding_rows=self._embedding.rows,
+            queries=tuple(native_projection(query) for query, _ in cross),
+            outs=tuple(native_projection(out) for _, out in cross),
+            target_heads=self._target.num_heads,
+            target_head_dim=self._target.head_dim,
             reach=self._reach,
             block=self.block,
+            head=native_projection(self.head),
+            vocabulary=self._vocabulary,
         )
-        return GlideDraft(parts, self._rope, self._target_rope, top_k)
+        return NativeDraft(weights, shape)
+
+    @property
+    def native_caches(self) -> list[Cache]:
+        """Its own cache and the target's, as that call takes them."""
+        own, theirs = self._pool, self.cache
+        return [(own.k, own.v, *self._rope.cos_sin), (theirs.k, theirs.v, *self._target_rope.cos_sin)]
 
     def ensure_positions(self, count: int) -> None:
         """Extends the rotary tables to `count` positions."""

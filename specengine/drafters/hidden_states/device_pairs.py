@@ -14,7 +14,7 @@ from specengine.cache.kv_cache import CacheBatch
 from specengine.drafters.backlog import Backlog
 from specengine.drafters.engine_views import DraftBatch
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs
-from specengine.ops.growth.pairs import keep_pairs, pair_rows
+from specengine.ops.growth.pairs import Masks, keep_pairs, pair_rows
 from specengine.ops.row_tools import FixedRows
 
 
@@ -37,10 +37,11 @@ class DevicePairs:
     """Holds the unread pairs of every slot, one per committed token.
 
     most: pairs of a cycle: the levels of the deepest tree, and one.  like: hidden states of one position.
+    masks: rows behind them, at most.
     counts, first: int32 [slots], how many pairs there are and the number of the first one.
     """
 
-    def __init__(self, slots: int, most: int, like: torch.Tensor) -> None:
+    def __init__(self, slots: int, most: int, like: torch.Tensor, masks: int = 0) -> None:
         device = like.device
         self.backlog = Backlog(slots, most)
         room = self.backlog.room
@@ -49,7 +50,8 @@ class DevicePairs:
         self._slots = torch.arange(slots, device=device)
         self._fixed = FixedRows()
         self._starts = {
-            rows: torch.arange(0, slots * rows + 1, rows, dtype=torch.int32, device=device) for rows in (most, room)
+            rows: torch.arange(0, slots * rows + 1, rows, dtype=torch.int32, device=device)
+            for rows in {*range(most, most + masks + 1), room}
         }
 
     def load(self, slot: int, pairs: Pairs) -> None:
@@ -78,12 +80,12 @@ class DevicePairs:
         places = (kept, self.counts, self.first)
         keep_pairs(rows, batch.row_start, batch.accepted, batch.history, *places, add=batch.nodes == 1)
 
-    def rows(self, batch: DraftBatch, blocks: torch.Tensor | None = None) -> WaitingPairs:
-        """Returns all pairs of the slots, which are at most a cycle's, padded to as many rows each.
+    def rows(self, batch: DraftBatch, blocks: torch.Tensor | None = None, masks: Masks | None = None) -> WaitingPairs:
+        """Returns all pairs of the slots, which are at most a cycle's, and masks, padded to as many rows each.
 
         blocks: int32 [B, S], whose first column becomes the roots.
         """
-        return self._rows(batch, self.backlog.most, unread=0, blocks=blocks)
+        return self._rows(batch, self.backlog.most, unread=0, blocks=blocks, masks=masks)
 
     def late_rows(self, batch: DraftBatch) -> PairRows:
         """Returns all pairs but the last of every slot, padded to as many rows as have room."""
@@ -97,17 +99,24 @@ class DevicePairs:
         self.first[:size] += read
         self.counts[:size] -= read
 
-    def _rows(self, batch: DraftBatch, most: int, unread: int, blocks: torch.Tensor | None = None) -> WaitingPairs:
+    def _rows(
+        self,
+        batch: DraftBatch,
+        most: int,
+        unread: int,
+        blocks: torch.Tensor | None = None,
+        masks: Masks | None = None,
+    ) -> WaitingPairs:
         """Returns the pairs of every slot but the `unread` last ones, padded to `most` rows each."""
         size, table = batch.size, batch.cache.block_table
-        first = self.first[:size]
-        starts, room = self._starts[most][: size + 1], self.backlog.room
-        laid = pair_rows(batch.history, self.counts[:size], first, starts, most, unread, blocks)
+        first, rows = self.first[:size], most + (masks.count if masks else 0)
+        starts, room = self._starts[rows][: size + 1], self.backlog.room
+        laid = pair_rows(batch.history, self.counts[:size], first, starts, rows, unread, blocks, masks)
         kept = self.hidden_states[:size].flatten(0, 1)
         if size == 1 or most == room:
             kept = kept[: size * most]
         else:
             kept = self._fixed.take(kept, [slot * room + pair for slot in range(size) for pair in range(most)])
-        pairs = PairRows(laid.rows, kept, laid.last)
+        pairs = PairRows(laid.rows, kept, laid.last, laid.above)
         places = (CacheBatch(table, lengths) for lengths in (first, laid.last_pairs, laid.next_pairs))
         return WaitingPairs(pairs, laid.roots, self.counts[:size], *places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -41,4 +42,17 @@ class PairNetwork(Protocol):
 
     def cache_pairs(self, read: PairRows, place: CacheBatch, pool: PagePool) -> None:
         """Caches the keys and values of pairs, and computes nothing beyond."""
+        ...
+
+    @property
+    def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rotary tables."""
+        ...
+
+    def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
+        """Returns rows of picked hidden states as a native draft takes them: float32 [R, ..] and rows of these."""
+        ...
+
+    def block_tokens(self, batch: int) -> torch.Tensor | None:
+        """Returns int32 [B, S], whose first column a draft sets to the roots; None: it has no blocks."""
         ...

@@ -10,26 +10,35 @@ import torch
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import page_bytes
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.growth import Opened
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
 from specengine.drafters.hidden_states.pair_network import PairNetwork
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs, UnreadPairs
+from specengine.drafters.native import Unread
 from specengine.drafters.one_engine import OneEngine
+from specengine.drafters.reader import Reader
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.growth.pairs import Masks
 from specengine.ops.row_tools import take_rows
 from specengine.utils.host_memory import is_host
 
 MOST_WAITING = 64  # pairs
 
 
-class PairReader:
+class PairReader(Reader):
     """Keeps each request's unread pairs, and hands them to the network in the order of the text.
 
     Of requests that the drafter does not read it keeps none, so nothing is drafted for them.
 
-    drafter: its name, for errors.  hidden_state_layers: number of layers whose input the network reads.
-    levels: of the drafter's deepest tree.  beyond: positions behind the pairs that a draft on the host reaches.
+    drafter: its name, for errors.  hidden_state_layers: those whose input the network reads.
+    levels: of the drafter's deepest tree.  rows: of a request in the drafter's largest pass.
+    beyond: positions behind the pairs that a draft on the host reaches.
+    behind: where node 0 of a draft lies, in slots behind the last pair; 0: it is that pair.
+    mask_token: of drafters that draft all levels in one pass, with masks behind the last pair.
     """
+
+    reads_hidden_states = True
 
     def __init__(
         self,
@@ -37,17 +46,23 @@ class PairReader:
         network: PairNetwork,
         target: Transformer,
         *,
-        hidden_state_layers: int,
+        hidden_state_layers: tuple[int, ...],
         levels: int,
         beyond: int,
+        rows: int = 1,
+        behind: int = 0,
+        mask_token: int | None = None,
     ) -> None:
         c = network.config
         self.network = network
         self._engine = OneEngine(drafter)
         self._levels, self._beyond = levels, beyond
-        self._layers = hidden_state_layers
+        self.hidden_state_layers, self._behind = hidden_state_layers, behind
+        self._mask_token, masks = mask_token, 0 if mask_token is None else levels - 1
+        self.device_rows = max(1 + levels + masks, rows)  # unread pairs and masks, or those of a draft
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
         self._kv_dtype = target.cache_dtype
+        self.page_bytes = page_bytes(self._kv_shape, self._kv_dtype)
         self._device, self._positions = target.device, target.config.max_position
         self._masked = target.ops.on_device
         # A pass on the CPU writes tensors of its own; on CUDA the next replay of a graph writes the same ones again.
@@ -55,13 +70,7 @@ class PairReader:
         self._pages: list[list[int]] = []  # of the last block table
         self._table = torch.empty(0, 0, dtype=torch.int32)
 
-    @property
-    def page_bytes(self) -> int:
-        """Device memory beside each page of the target's cache."""
-        return page_bytes(self._kv_shape, self._kv_dtype)
-
     def attach(self, cache: KVCache) -> None:
-        """Allocates pages beside the target's. Raises ValueError for a second engine's cache."""
         self._engine.claim()
         self._cache = cache
         if cache.fixed:
@@ -70,7 +79,6 @@ class PairReader:
         self.pool = cache.companion(*self._kv_shape, self._kv_dtype)
 
     def filled(self, request: DraftRequest) -> int:
-        """Returns how many of a request's first slots hold their final keys and values."""
         pairs = request.drafter_states.get(self)
         return pairs.first if pairs else 0
 
@@ -95,9 +103,10 @@ class PairReader:
             self.cache_all_but_last([request])
 
     def observe(
-        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates
+        self, requests: Sequence[DraftRequest], committed: Sequence[list[int]], hidden_states: HiddenStates | None
     ) -> None:
         """Adds the pairs of the committed tokens."""
+        assert hidden_states is not None  # it reads them
         if not any(request.drafter_reads for request in requests):
             return
         whole, rows = hidden_states.origin
@@ -118,16 +127,37 @@ class PairReader:
         # A prompt of one token has no pair yet.
         return [i for i, s in enumerate(requests) if self.pairs_of(s).count and s.draft_limit > 0]
 
-    def skip_draft(self, requests: Sequence[DraftRequest]) -> None:
+    def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Reads pairs where many wait: the next draft reads all unread pairs, and should not become a long one."""
         if late := [request for request in requests if self.pairs_of(request).count > MOST_WAITING]:
             self.cache_all_but_last(late)
 
-    def take(self, requests: Sequence[DraftRequest], counts: Sequence[int]) -> tuple[PairRows, CacheBatch]:
+    def can_draft(self, request: DraftRequest) -> bool:
+        return self.pairs_of(request).count > 0  # a prompt of one token has no pair yet
+
+    def open(self, requests: Sequence[DraftRequest], levels: int) -> Opened:
+        read, place = self.take(requests, [own.count for own in self.of(requests)], self._masks(levels))
+        behind = self.place(requests, [own.first - 1 + self._behind for own in self.of(requests)])
+        roots = torch.from_numpy(np.array([[request.tokens[-1]] for request in requests], dtype=np.int32))
+        roots = roots.to(self._device)
+        if (blocks := self.network.block_tokens(len(requests))) is not None:
+            blocks[:, :1] = roots
+        text = (roots, torch.ones(len(requests), dtype=torch.int32, device=self._device), self.pool)
+        return Opened(read.rows, read.last, *text, place, behind, read.hidden_states, read.origin, read.above)
+
+    def unread(self, requests: Sequence[DraftRequest]) -> Unread:
+        unread = self.take_unread(requests)
+        picked = self.network.native_rows(unread.hidden_states, unread.rows)
+        caches = [(self.pool.k, self.pool.v, *self.network.cos_sin)]
+        return Unread(unread.tokens, *picked, [s.pages for s in requests], unread.cached, caches)
+
+    def take(
+        self, requests: Sequence[DraftRequest], counts: Sequence[int], masks: Masks | None = None
+    ) -> tuple[PairRows, CacheBatch]:
         """Takes the first pairs of every request; returns them as rows, and where their keys and values go."""
         pairs = self.of(requests)
         place = self.place(requests, [own.first for own in pairs])
-        read = PairRows.take(requests, pairs, counts, self._device, self._masked)
+        read = PairRows.take(requests, pairs, counts, self._device, self._masked, masks)
         self.network.ensure_positions(max(own.first for own in pairs) + self._beyond)
         return read, place
 
@@ -156,14 +186,37 @@ class PairReader:
         read, place = self.take(requests, [own.count - 1 for own in self.of(requests)])
         self.network.cache_pairs(read, place, self.pool)
 
-    def catch_up(self, batch: DraftBatch) -> None:
-        """Caches all waiting pairs of the slots on the device but the last of each."""
-        state: DevicePairs = batch.drafter_state
-        place = CacheBatch(batch.cache.block_table, state.first[: batch.size])
-        self.network.cache_pairs(state.late_rows(batch), place, self.pool)
-        state.forget_late(batch)
-
     def new_device_state(self, slots: int) -> DevicePairs:
-        """Returns the pairs of so many slots on the device."""
-        like = torch.empty(self.network.picked_shape(self._layers), dtype=self.network.kept_dtype, device=self._device)
-        return DevicePairs(slots, self._levels + 1, like)
+        shape = self.network.picked_shape(len(self.hidden_state_layers))
+        like = torch.empty(shape, dtype=self.network.kept_dtype, device=self._device)
+        masks = self._masks(self._levels)
+        return DevicePairs(slots, self._levels + 1, like, masks.count if masks else 0)
+
+    def load(self, state: DevicePairs, slot: int, request: DraftRequest) -> None:
+        state.load(slot, self.pairs_of(request))
+
+    def unload(self, state: DevicePairs, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            state.unload(slot, self.pairs_of(request))
+        state.clear(slot)
+
+    def before_cycle(self, batch: DraftBatch) -> None:
+        state: DevicePairs = batch.drafter_state
+        if state.backlog.is_late(batch.nodes):
+            place = CacheBatch(batch.cache.block_table, state.first[: batch.size])
+            self.network.cache_pairs(state.late_rows(batch), place, self.pool)
+            state.forget_late(batch)
+
+    def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
+        batch.drafter_state.observe(batch, self.network.pick(hidden_states))
+
+    def open_on_device(self, batch: DraftBatch, levels: int) -> Opened:
+        state: DevicePairs = batch.drafter_state
+        waiting = state.rows(batch, self.network.block_tokens(batch.size), self._masks(levels))
+        read, behind = waiting.pairs, waiting.next if self._behind else waiting.last
+        text = (waiting.roots, waiting.counts, self.pool)
+        return Opened(read.rows, read.last, *text, waiting.place, behind, read.hidden_states, read.origin, read.above)
+
+    def _masks(self, levels: int) -> Masks | None:
+        """Returns the masks of a draft."""
+        return None if self._mask_token is None else Masks(self._mask_token, levels - 1)

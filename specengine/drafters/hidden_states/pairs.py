@@ -10,6 +10,8 @@ import torch
 
 from specengine.draft_trees.tree import TreeBatch
 from specengine.drafters.engine_views import DraftRequest
+from specengine.ops.decoder import Rows
+from specengine.ops.growth.pairs import Masks
 from specengine.ops.row_tools import stack_rows, take_rows
 
 
@@ -105,12 +107,19 @@ def take_pairs(
 class PairRows:
     """Pairs of several requests as the rows of one drafter pass, one chain per request.
 
-    hidden_states: [M, ..].  last: int64 [B], the row of each request's last pair.
+    hidden_states: [R, ..], of pairs.  last: int64 [B * (1 + masks)], the rows of each last pair and its masks.
+    above: int64 [M], the hidden state of each row; masks have the next one behind all. None: without masks.
     """
 
-    rows: TreeBatch
+    rows: Rows
     hidden_states: torch.Tensor
     last: torch.Tensor
+    above: torch.Tensor | None = None
+
+    @property
+    def origin(self) -> torch.Tensor | None:
+        """The rows that the next level goes on from; None behind masks: there is no next level."""
+        return self.last if self.above is None else None
 
     @staticmethod
     def take(
@@ -119,8 +128,17 @@ class PairRows:
         counts: Sequence[int],
         device: torch.device,
         masked: bool,
+        masks: Masks | None = None,
     ) -> PairRows:
         """Takes the first `counts` pairs of every request.  masked: as TreeBatch.chains does."""
         runs, hidden_states = take_pairs(requests, pairs, counts)
-        rows = TreeBatch.chains(runs, device, masked=masked)
-        return PairRows(rows, hidden_states, rows.row_start[1:].long() - 1)
+        if masks is None:
+            rows = TreeBatch.chains(runs, device, masked=masked)
+            return PairRows(rows, hidden_states, rows.row_start[1:].long() - 1)
+        rows = TreeBatch.chains([[*run, *[masks.token] * masks.count] for run in runs], device, masked=masked)
+        last = rows.row_start[1:, None] + torch.arange(-1 - masks.count, 0, device=device)
+        above, first = list[int](), 0
+        for run in runs:
+            above += [*range(first, first + len(run)), *masks.count * [len(hidden_states)]]
+            first += len(run)
+        return PairRows(rows, hidden_states, last.view(-1), torch.tensor(above).to(device))

@@ -62,7 +62,7 @@ class ReadsPairsOnHost(HiddenStateReader, CacheCompanion, ScoredDrafter, LevelDi
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         self.calibrated.forget(requests)
-        self.pairs.skip_draft(requests)
+        self.pairs.skip(requests)
 
     @property
     def learned(self) -> list[list[float]]:
@@ -101,16 +101,13 @@ class ReadsPairs(ReadsPairsOnHost, DeviceStateDrafter):
         return self.pairs.new_device_state(slots)
 
     def load(self, state: DevicePairs, slot: int, request: DraftRequest) -> None:
-        state.load(slot, self.pairs.pairs_of(request))
+        self.pairs.load(state, slot, request)
 
     def unload(self, state: DevicePairs, slot: int, request: DraftRequest | None) -> None:
-        if request:
-            state.unload(slot, self.pairs.pairs_of(request))
-        state.clear(slot)
+        self.pairs.unload(state, slot, request)
 
     def before_cycle(self, batch: DraftBatch) -> None:
-        if batch.drafter_state.backlog.is_late(batch.nodes):
-            self.pairs.catch_up(batch)
+        self.pairs.before_cycle(batch)
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:
-        batch.drafter_state.observe(batch, self.pairs.network.pick(hidden_states))
+        self.pairs.observe_on_device(batch, hidden_states)

@@ -16,8 +16,7 @@ from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.merge import MergedPaths
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import ChoiceReader
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.config import Config
 from specengine.drafters.lookahead.window import JacobiWindow
@@ -46,7 +45,7 @@ class State:
         self.pooled = len(tokens)
 
 
-class Lookahead(Drafter, ChoiceReader):
+class Lookahead(Drafter):
     """Drafts n-grams that the target found behind its own guesses.
 
     costs: of cycles; by default learned from them.
@@ -54,6 +53,7 @@ class Lookahead(Drafter, ChoiceReader):
 
     name = "lookahead"
     config_type = Config
+    reads_choices = True
     config: Config
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from specengine import _C
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
+from specengine.ops.decoder import native_projection
 from specengine.ops.weight import Projection
 
 PREFIXES = ("", "medusa_head.", "medusa_heads.")  # of heads alone, and of files that hold the target too
@@ -19,6 +21,11 @@ class Head:
 
     blocks: tuple[Projection, ...]
     logits: Projection
+
+    @property
+    def native(self) -> _C.DraftHead:
+        """The head as the core takes it."""
+        return _C.DraftHead(tuple(map(native_projection, self.blocks)), native_projection(self.logits))
 
 
 def read_heads(checkpoint: DraftCheckpoint, dtype: str, target: Transformer) -> list[Head]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from specengine import _C
 from specengine.drafters.eagle.network import EagleNetwork, EagleParts, Outputs
 from specengine.drafters.hidden_states.halves import Halves
-from specengine.ops.decoder import Decoder
-from specengine.ops.draft_tree import EagleWeights
+from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.weight import Projection
 
 
@@ -33,8 +33,10 @@ class MtpNetwork(EagleNetwork):
         self.norms = norms
         super().__init__(fc, parts)
 
-    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> EagleWeights | None:
-        return None  # the core's draft has norms before the layer or a product, not both
+    def _weights(self, decoder: Decoder, vocabulary: torch.Tensor | None) -> _C.EagleWeights:
+        norms, fuse, head = self.norms, native_projection(self.fc), native_projection(self.head)
+        halves = (norms.embedding, norms.hidden_state, fuse)
+        return _C.EagleWeights(decoder.native, self.embedding.data, *halves, False, True, head, vocabulary)
 
     def _out_norm(self) -> torch.Tensor:
         return self.norms.out

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specengine._C import MAX_NODES
+from specengine._C import MAX_LEVEL_CHILDREN, MAX_NODES
+from specengine.draft_trees.shapes import Beam, BestFirst
+from specengine.models.transformer import Transformer
 from specengine.utils.spec_string import check_range
 
 TREES = ("ddtree", "jetspec", "chain")
@@ -45,12 +47,32 @@ class OnePassConfig:
         return 1 + self.length if self.tree == "chain" else self.nodes
 
     @property
-    def ranks(self) -> int:
-        """Likeliest tokens of a slot that a tree may have."""
-        return {"chain": 1, "ddtree": self.nodes - 1, "jetspec": min(self.top_k, self.nodes - 1)}[self.tree]
+    def levels(self) -> int:
+        """Levels of the deepest tree."""
+        return min(self.length, self.most_nodes - 1)
+
+    def shape(self, columns: int, target: Transformer) -> Beam | BestFirst:
+        """Returns the shape of plain trees. columns: tokens that have logits.
+
+        Raises ValueError where a device has no room for a draft.
+        """
+        if target.ops.on_device:
+            check_range("length", self.length, 1, MAX_NODES // 2 - 1)  # as many masks as tokens that a cycle commits
+        if self.tree == "chain":
+            return Beam(self.levels, 1)
+        children = min(self._ranks, columns)
+        if target.ops.on_device and self.levels * children > MAX_LEVEL_CHILDREN:
+            raise ValueError(
+                f"nodes: {self.levels} levels of {children} children, at most {MAX_LEVEL_CHILDREN} together are "
+                "supported on cuda; expected a smaller length or fewer nodes"
+            )
+        return BestFirst(self.tree, self.levels, self.nodes, children)
+
+    def drawn_shape(self, columns: int) -> Beam:
+        """Returns the shape of drawn trees, in which only the first node of a level has children."""
+        return Beam(self.levels, min(self._ranks, columns, (self.most_nodes - 1) // self.levels))
 
     @property
-    def drawn(self) -> tuple[int, int]:
-        """Levels and children of drawn trees, in which only the first node of a level has children."""
-        levels = min(self.length, self.most_nodes - 1)
-        return levels, min(self.ranks, (self.most_nodes - 1) // levels)
+    def _ranks(self) -> int:
+        """Likeliest tokens of a slot that a tree may have."""
+        return {"chain": 1, "ddtree": self.nodes - 1, "jetspec": min(self.top_k, self.nodes - 1)}[self.tree]

@@ -21,10 +21,9 @@ from specengine.cache.kv_cache import KVCache
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.merge import MergedPaths
-from specengine.draft_trees.tree import DraftLogits, DraftTree
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import CacheCompanion, ChoiceReader, LogitsDrafter, TokenizerChecker
+from specengine.draft_trees.tree import DraftTree
 from specengine.drafters.draft_model.small_model import SmallModel
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.lookahead.window import JacobiWindow
 from specengine.drafters.ouroboros.config import Config
@@ -33,10 +32,11 @@ from specengine.drafters.phrases.store import PhraseStore
 from specengine.drafters.policies import policy_of
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.rules.base import Wants
 from specengine.tokenizer import Tokenizer
 
 
-class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerChecker):
+class Ouroboros(Drafter):
     """Drafts sentences of a small model and phrases behind them.
 
     costs: of cycles; by default learned from them.
@@ -46,6 +46,7 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
     config_type = Config
     config: Config
     takes_path = True
+    reads_choices = True
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:
         super().__init__(config, path, target)
@@ -89,14 +90,11 @@ class Ouroboros(Drafter, CacheCompanion, LogitsDrafter, ChoiceReader, TokenizerC
         self.small.check_tokenizer(tokenizer)
 
     def draft(self, requests: Sequence[DraftRequest]) -> Draft:
-        return self.policy.draft_whole(requests, partial(self._trees, requests, True))
+        return self.draft_for(Wants.NOTHING, requests)
 
-    def draft_with_logits(self, requests: Sequence[DraftRequest], sampled: bool) -> Draft:
-        # These rules draw their residual with the noise of `match`. Drafts with the same noise would bias the output.
-        return self.policy.draft_whole(requests, partial(self._trees, requests, False))
-
-    def room_for_logits(self, nodes: int) -> DraftLogits | None:
-        return None  # phrases have no distribution
+    def draft_for(self, wants: Wants, requests: Sequence[DraftRequest]) -> Draft:
+        # Other rules draw their residual with the noise of `match`. Drafts with the same noise would bias the output.
+        return self.policy.draft_whole(requests, partial(self._trees, requests, wants is Wants.NOTHING))
 
     def observe_choices(self, draft: Draft, committed: Sequence[list[int]], choices: Sequence[Sequence[int]]) -> None:
         for request, tokens, own in zip(draft.requests, committed, choices, strict=True):

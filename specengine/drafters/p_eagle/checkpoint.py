@@ -9,6 +9,7 @@ import torch
 from specengine.drafters.eagle.checkpoint import MASK_STATE, read_eagle3
 from specengine.drafters.eagle.checkpoint_parts import CheckpointParts
 from specengine.drafters.eagle.eagle3_network import Eagle3Network
+from specengine.drafters.p_eagle.network import PEagleNetwork
 from specengine.models.draft_checkpoint import DraftCheckpoint
 from specengine.models.transformer import Transformer
 from specengine.utils.json_fields import Fields
@@ -21,14 +22,12 @@ class LoadedPEagle:
     """A drafter's network and its relation to the target.
 
     hidden_state_layers, tokens: as of LoadedEagle.  mask_token: the target's token of masks.
-    mask_state: float32 [1, hidden], fused; enters in place of a hidden state.
     """
 
-    network: Eagle3Network
+    network: PEagleNetwork
     hidden_state_layers: tuple[int, ...]
     tokens: torch.Tensor | None
     mask_token: int
-    mask_state: torch.Tensor
 
 
 def load_p_eagle(checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -> LoadedPEagle:
@@ -48,7 +47,8 @@ def load_p_eagle(checkpoint: DraftCheckpoint, target: Transformer, dtype: str) -
     parts.checkpoint.expect(MASK_STATE, 1, 1, count * width)
     states = parts.checkpoint.read(MASK_STATE).float().view(1, count, width).to(target.device)
     token = _mask_token(fields, target.config.vocab_size)
-    return LoadedPEagle(network, loaded.hidden_state_layers, loaded.tokens, token, network.fuse_in_order(states))
+    masked = PEagleNetwork(network, network.fuse_in_order(states))
+    return LoadedPEagle(masked, loaded.hidden_state_layers, loaded.tokens, token)
 
 
 def _mask_token(fields: Fields, vocab: int) -> int:

@@ -7,9 +7,12 @@ import torch
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
 from specengine.draft_trees.tree import TreeBatch
+from specengine.drafters.growth import Opened, Steps
 from specengine.models.rope import RopeTables
 from specengine.models.transformer import Transformer
-from specengine.ops.row_tools import add_rows
+from specengine.ops.decoder import Rows
+from specengine.ops.growth.growing_trees import Logits
+from specengine.ops.row_tools import add_rows, take_rows
 from specengine.ops.weight import Projection
 
 
@@ -37,22 +40,22 @@ class PardNetwork:
         """Every linear layer of a pass."""
         return self.model.projections
 
-    def hidden(self, rows: TreeBatch, features: torch.Tensor | None, place: CacheBatch, pool: PagePool) -> torch.Tensor:
-        """Caches the keys and values of M rows; returns their last hidden states, float32 [M, hidden].
+    def draft(self, opened: Opened, levels: int) -> Steps:
+        """Reads the text and the mask tokens behind it, whose outputs are the levels."""
+        hidden = self._run(opened.rows, opened.hidden_states, opened.place, opened.pool, only_cache=False)
+        yield Logits(self.model.logits(take_rows(hidden, opened.last)), levels=levels)
+
+    def cache(self, rows: TreeBatch, features: torch.Tensor | None, place: CacheBatch, pool: PagePool) -> None:
+        """Caches the keys and values of M rows, and computes nothing beyond.
 
         features: float32 [M, hidden], added to the tokens' embeddings; None: nothing is added.
         """
-        return self._run(rows, features, place, pool, only_cache=False)
-
-    def cache(self, rows: TreeBatch, features: torch.Tensor | None, place: CacheBatch, pool: PagePool) -> None:
-        """Caches keys and values as hidden() does, and computes nothing beyond."""
         self._run(rows, features, place, pool, only_cache=True)
 
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Returns float32 [M, V]."""
-        return self.model.logits(hidden_states)
-
-    def _run(self, rows, features, place: CacheBatch, pool: PagePool, *, only_cache: bool):
+    def _run(
+        self, rows: Rows, features: torch.Tensor | None, place: CacheBatch, pool: PagePool, *, only_cache: bool
+    ) -> torch.Tensor:
+        """Returns the last hidden states, float32 [M, hidden], unless only the cache is written."""
         inputs = None
         if features is not None:
             inputs = torch.empty(len(rows.tokens), self.config.hidden_size, device=self.model.device)

@@ -15,13 +15,17 @@ from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import CacheBatch, KVCache
 from specengine.cache.page_pool import PagePool, page_bytes
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.engine_views import DraftRequest
+from specengine.drafters.engine_views import DraftBatch, DraftRequest
+from specengine.drafters.growth import Opened
 from specengine.drafters.hidden_states.pairs import Pairs
 from specengine.drafters.one_engine import OneEngine
 from specengine.drafters.pard.features import TargetFeatures
 from specengine.drafters.pard.network import PardNetwork
+from specengine.drafters.reader import Reader
+from specengine.drafters.text_state import TextState
 from specengine.models.hidden_states import HiddenStates
 from specengine.models.transformer import Transformer
+from specengine.ops.growth.text_rows import TextRows
 from specengine.ops.row_tools import stack_rows, take_rows
 
 MOST_WAITING = 64  # rows
@@ -68,45 +72,52 @@ class PageFeatures:
         return self._pool.k[0, page, 0], self._pool.v[0, page, 0]
 
 
-class RowReader:
-    """Keeps the rows of each request's text cached, and runs the rows of drafts behind them.
+class RowReader(Reader):
+    """Keeps the rows of each request's text cached, and lays out those of drafts behind them.
 
-    features: of the target; None: rows have none.  mask_token: of drafted rows.
+    drafter: its name, for errors.  mask_token: of drafted rows.  features: of the target; None: rows have none.
+    levels: of the deepest tree.
     """
 
     pool: PagePool
 
     def __init__(
-        self, drafter: str, network: PardNetwork, mask_token: int, features: TargetFeatures | None, target: Transformer
+        self,
+        drafter: str,
+        network: PardNetwork,
+        mask_token: int,
+        features: TargetFeatures | None,
+        target: Transformer,
+        levels: int,
     ) -> None:
         c = network.config
+        self.hidden_state_layers = features.hidden_state_layers if features else ()
+        self.reads_hidden_states = features is not None
+        self.device_rows = 2 * levels + 1  # what a cycle commits and the root, then masks
+        self._levels, self._positions = levels, target.config.max_position
         self._engine = OneEngine(drafter)
         self._network, self._mask_token, self._features = network, mask_token, features
         self._kv_shape, self._kv_dtype = (c.num_layers, c.num_kv_heads, c.head_dim), network.model.cache_dtype
         self._pages = PageFeatures(c.hidden_size) if features else None
         self._hidden, self._device, self._most = c.hidden_size, target.device, target.ops.prefill_rows
         self._masked = target.ops.on_device
-
-    @property
-    def page_bytes(self) -> int:
-        """Device memory beside each page of the target's cache."""
-        return page_bytes(self._kv_shape, self._kv_dtype) + (self._pages.page_bytes if self._pages else 0)
+        self.page_bytes = page_bytes(self._kv_shape, self._kv_dtype) + (self._pages.page_bytes if self._pages else 0)
 
     def attach(self, cache: KVCache) -> None:
-        """Allocates pages beside the target's. Raises ValueError for a second engine's cache."""
         self._engine.claim()
         self._cache = cache
+        if cache.fixed:  # captured graphs hold on to the rotary tables
+            self._network.ensure_positions(self._positions + self._levels)
         self.pool = cache.companion(*self._kv_shape, self._kv_dtype)
         if self._pages:
             self._pages.attach(cache)
 
     def filled(self, request: DraftRequest) -> int:
-        """Returns how many of a request's first slots hold their final keys and values."""
         state = request.drafter_states.get(self)
         return state.cached if state else 0
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        """Reads a chunk of a prompt from position `start` on; the row behind the chunk waits."""
+        """Reads a chunk; the row behind it waits."""
         self._state(request, start)
         if self._features:
             self._add(request, start, self._features(hidden_states))
@@ -125,35 +136,21 @@ class RowReader:
                 self._add(request, len(request.tokens) - 1 - len(own), own)
 
     def skip(self, requests: Sequence[DraftRequest]) -> None:
-        """Reads rows where many wait: the next draft should not become a long pass."""
         for request in requests:
             if request.drafter_reads and len(request.tokens) - self._state(request).cached > MOST_WAITING:
                 self._read_up_to(request, len(request.tokens) - 1)
 
-    def cached_behind(self, request: DraftRequest, most: int) -> int:
-        """Reads rows until at most `most` wait; returns how many are cached."""
-        self._read_up_to(request, len(request.tokens) - most)
-        return min(self._state(request).cached, len(request.tokens) - 1)  # the last token is read again
-
-    def take_back(self, request: DraftRequest, cached: int) -> None:
-        """Counts the rows that captured cycles have cached."""
-        self._state(request).cached = cached
-
     def can_draft(self, request: DraftRequest) -> bool:
-        """Returns whether the last token of a request is still to be read."""
-        return request.drafter_reads and self._state(request).cached < len(request.tokens)
+        return self._state(request).cached < len(request.tokens)  # its last token is still to be read
 
-    def draft(self, requests: Sequence[DraftRequest], levels: int) -> torch.Tensor:
-        """Reads the text up to its last token, and drafts; returns hidden states [B, levels, hidden].
-
-        The first of a request's rows is its last token's. Mask tokens follow, with the feature of that token.
-        """
+    def open(self, requests: Sequence[DraftRequest], levels: int) -> Opened:
+        """Begins a draft: the text up to its last token, and mask tokens with the feature of that token."""
         most = max(1 + levels, self._most // len(requests))
         for request in requests:
             self._read_up_to(request, len(request.tokens) - most)
         states = [self._state(request) for request in requests]
         runs = [request.tokens[state.cached :] for request, state in zip(requests, states, strict=True)]
-        starts = [state.cached for state in states]
+        place = self._place(requests, [state.cached for state in states], levels)
         masks = [self._mask_token] * (levels - 1)
         rows = TreeBatch.chains([[*run, *masks] for run in runs], self._device, masked=self._masked)
         features = None
@@ -161,13 +158,38 @@ class RowReader:
             parts = [state.features.take(len(run)) for state, run in zip(states, runs, strict=True)]
             parts = [take_rows(own, [*range(len(own)), *[len(own) - 1] * (levels - 1)]) for own in parts]
             features = stack_rows(parts)
-        hidden_states = self._network.hidden(rows, features, self._place(requests, starts, levels), self.pool)
-        picked, end = list[int](), 0
-        for request, state, run in zip(requests, states, runs, strict=True):
-            end += len(run) + levels - 1
-            picked += range(end - levels, end)
+        for request, state in zip(requests, states, strict=True):
             state.cached = len(request.tokens)
-        return take_rows(hidden_states, picked).view(len(requests), levels, -1)
+        last = (rows.row_start[1:, None] + torch.arange(-levels, 0, device=self._device)).view(-1)
+        roots = torch.tensor([request.tokens[-1:] for request in requests], dtype=torch.int32).to(self._device)
+        known = torch.ones(len(requests), dtype=torch.int32, device=self._device)
+        return Opened(rows, last, roots, known, self.pool, place, place, features)
+
+    def new_device_state(self, slots: int) -> TextState:
+        return TextState(slots, self._levels + 2, self._device, masks=self._levels - 1)
+
+    def load(self, state: TextState, slot: int, request: DraftRequest) -> None:
+        self._read_up_to(request, len(request.tokens) - state.backlog.most)
+        cached = min(self._state(request).cached, len(request.tokens) - 1)  # the last token is read again
+        state.count(slot, cached, len(request.tokens) - cached)
+
+    def unload(self, state: TextState, slot: int, request: DraftRequest | None) -> None:
+        if request:
+            self._state(request).cached = int(state.first[slot])
+        state.first[slot] = 0
+
+    def before_cycle(self, batch: DraftBatch) -> None:
+        state: TextState = batch.drafter_state
+        table = batch.cache.block_table
+        if state.backlog.is_late(batch.nodes):
+            text = state.late(batch, table)
+            self._network.cache(text.rows, None, CacheBatch(table, text.first), self.pool)
+
+    def open_on_device(self, batch: DraftBatch, levels: int) -> Opened:
+        table = batch.cache.block_table
+        text: TextRows = batch.drafter_state.committed(batch, table, levels - 1, self._mask_token)
+        place = CacheBatch(table, text.first)
+        return Opened(text.rows, text.last, text.roots, text.running, self.pool, place, place)
 
     def _state(self, request: DraftRequest, start: int = 0) -> RowState:
         """Returns what is remembered of a request; begins it with the first `start` rows cached."""

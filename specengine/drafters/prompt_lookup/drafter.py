@@ -15,10 +15,10 @@ from specengine._C import LONGEST_MATCH, MAX_NODES, NgramIndex
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
+from specengine.draft_policy.policy import Source
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import TreeBatch
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceDrafter, ScoredDrafter
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.policies import policy_of
 from specengine.models.hidden_states import HiddenStates
@@ -64,7 +64,7 @@ class State:
     acceptance: Acceptance
 
 
-class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
+class PromptLookup(Drafter, Source):
     """Drafts copies of earlier text. It costs little, and it pays where the text repeats itself.
 
     Example: after 1 2 3 9 1 2 4 1 2 with 2-grams, the tree is 2 -> 4 -> 1 -> 2 and 2 -> 3 -> 9 -> 1.
@@ -73,6 +73,7 @@ class PromptLookup(Drafter, DeviceDrafter, ScoredDrafter):
 
     name = "prompt_lookup"
     config_type = Config
+    drafts_in_cycle = True
     config: Config
 
     def __init__(self, config: Config, path: str | None, target: Transformer, costs: CycleCosts | None = None) -> None:

@@ -17,10 +17,10 @@ from specengine._C import MATCHED, SuffixAutomaton, TextCorpus, TextDrafts
 from specengine.draft_policy.acceptance import Acceptance
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.draft_policy.draft import Draft
+from specengine.draft_policy.policy import Source
 from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import ScoredDrafter, TokenizerChecker
+from specengine.drafters.drafter import Drafter
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.policies import policy_of
 from specengine.drafters.shipped import shipped_folder
@@ -63,7 +63,7 @@ class State:
     drafts: TextDrafts | None = None
 
 
-class Suffix(Drafter, ScoredDrafter, TokenizerChecker):
+class Suffix(Drafter, Source):
     """Drafts copies of earlier texts, by how often they occurred.
 
     path: of a corpus, see `specengine corpus`, or of a folder with one.

@@ -12,7 +12,6 @@ import torch
 
 from specengine.constraints import Constraint
 from specengine.draft_policy.widths import WidthPolicy
-from specengine.drafters.capabilities import DeviceStateDrafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.graph_batch import GraphBatch
@@ -72,7 +71,11 @@ class CycleGraphs:
         self._widths = captured_widths(buffers.size, options)
         self.buckets = tuple(self._widths)
         with device_turn(buffers.device):
-            self.batches = {(b, w): GraphBatch(buffers, b, w) for b, fitting in self._widths.items() for w in fitting}
+            self.batches = {
+                (b, w): GraphBatch(buffers, b, w, wants=cycle.rule.wants)
+                for b, fitting in self._widths.items()
+                for w in fitting
+            }
         self._masked: dict[tuple[int, int], GraphBatch] = {}
         self._choice = WidthPolicy(options.nodes)
         self._device_graphs = cycle.target.graphs
@@ -96,9 +99,7 @@ class CycleGraphs:
         batch = self.of(size, nodes, masked)
         batch.constraints = constraints
         if batch.drafter_state is not None:
-            drafter = self._cycle.drafter
-            assert isinstance(drafter, DeviceStateDrafter)
-            drafter.before_cycle(batch)
+            self._cycle.drafter.before_cycle(batch)
         if key in self._graphs and not masked:
             self._graphs[key].replay()
         else:
@@ -115,7 +116,7 @@ class CycleGraphs:
         if not masked:
             return self.batches[key]
         if key not in self._masked:
-            self._masked[key] = GraphBatch(self._buffers, *key, masked=True)
+            self._masked[key] = GraphBatch(self._buffers, *key, masked=True, wants=self._cycle.rule.wants)
         return self._masked[key]
 
     def logits(self, batch: GraphBatch, rows: Sequence[int]) -> torch.Tensor:

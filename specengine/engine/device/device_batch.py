@@ -8,14 +8,9 @@ from functools import partial
 from typing import Protocol
 
 from specengine.constraints import Constraint
+from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import (
-    ChoiceReader,
-    HiddenStateReader,
-    draft_for_rule,
-    drafts_in_cycles,
-)
+from specengine.drafters.drafter import Drafter
 from specengine.engine.batch import commit_path, slots_in_flux
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
@@ -46,12 +41,15 @@ class DeviceBatch:
 
     def __init__(self, requests: Sequence[Request], runner: Runner) -> None:
         self.requests, self._runner = list(requests), runner
-        # The host must see these cycles before the next one begins, so none runs ahead.
+        drafter = runner.drafter
         self._constrained = any(r.constraint is not None for r in requests)
-        self._drafts_in_cycles = drafts_in_cycles(runner.drafter, runner.wants)
-        waits = not self._drafts_in_cycles or any(r.params.logprobs for r in requests)
-        waits = waits or self._constrained
-        self._in_flight = 1 if waits else 2
+        self._drafts_in_cycles = drafter.drafts_in_cycle
+        self._reads = drafter.reads_hidden_states
+        # The host must see these cycles before the next one begins, so none runs ahead.
+        waits = self._constrained or any(r.params.logprobs for r in requests)
+        self._in_flight = 1 if waits or (self._reads and not self._drafts_in_cycles) else 2
+        self._drafts: deque[Draft] = deque()  # of the cycles under way, where the host drafts
+        self._rest = 0  # cycles for which the drafter need not be asked
         self._slots: list[int] = []  # of the requests, while they are loaded
         self._launched: deque[Callable[[], list[list[int]]]] = deque()
         self._read: deque[list[list[int]]] = deque()
@@ -66,7 +64,7 @@ class DeviceBatch:
             if not self._load():
                 return {}
             self._clock = HostClock()
-            while len(self._launched) < self._in_flight:
+            while len(self._launched) < (self._in_flight if self._drafts_in_cycles or self._rest else 1):
                 self._launch()
             self._clock.mark("host")
             records = self._launched.popleft()()
@@ -115,14 +113,24 @@ class DeviceBatch:
 
     def _launch(self) -> None:
         runner, size = self._runner, self._size
-        if self._drafts_in_cycles:
-            nodes = runner.graphs.choose(size)
-        else:
-            self._draft = draft_for_rule(runner.drafter, runner.wants, self.requests)
-            nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in self._draft.trees))
-            runner.graphs.of(size, nodes, self._constrained).take(self._draft, self._slots)
-            self._clock.mark("draft")
+        nodes = runner.graphs.choose(size) if self._drafts_in_cycles else self._draft(size)
         self._launched.append(runner.launch(size, nodes, self._constraints()))
+
+    def _draft(self, size: int) -> int:
+        """Drafts on the host, unless the drafter rests; returns the width of the cycle."""
+        runner = self._runner
+        if self._rest:
+            self._rest -= 1
+            draft = Draft(self.requests, [DraftTree(r.tokens[-1:], [-1]) for r in self.requests])
+        else:
+            draft = runner.drafter.draft_for(runner.wants, self.requests)
+            self._rest = draft.rest
+        nodes = runner.graphs.width_for(size, max(len(tree.tokens) for tree in draft.trees))
+        if nodes > 1 or draft.logits:  # the device knows the roots
+            runner.graphs.of(size, nodes, self._constrained).take(draft, self._slots)
+        self._drafts.append(draft)
+        self._clock.mark("draft")
+        return nodes
 
     def _constraints(self) -> list[Constraint | None]:
         """Returns the constraints of all slots, none where no request has one."""
@@ -159,15 +167,14 @@ class DeviceBatch:
 
     def _observe(self, nodes: int, committed: list[list[int]], rows: list[int]) -> None:
         """Shows a drafter on the host what was committed.  rows: of the accepted nodes."""
-        drafter, batch = self._runner.drafter, self._runner.graphs.of(self._size, nodes, self._constrained)
+        drafter, draft = self._runner.drafter, self._drafts.popleft()
+        batch = self._runner.graphs.of(self._size, nodes, self._constrained)
         self._clock.mark("host")
-        if isinstance(drafter, ChoiceReader):
+        if drafter.reads_choices and nodes > 1:
             chosen = batch.choices.tolist()
             choices = [chosen[slot * nodes : (slot + 1) * nodes] for slot in self._slots]
-            drafter.observe_choices(self._draft, committed, choices)
-        reads = isinstance(drafter, HiddenStateReader) and drafter.reads_hidden_states
-        hidden_states = batch.hidden_states.rows(rows) if reads else None
-        drafter.observe(self._draft, committed, hidden_states)
+            drafter.observe_choices(draft, committed, choices)
+        drafter.observe(draft, committed, batch.hidden_states.rows(rows) if self._reads else None)
         self._clock.mark("draft")
 
     def _no_token(self, b: int, count: int) -> str:

@@ -13,8 +13,9 @@ import torch
 from specengine.constraints import Constraint
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftLogits, TreeBatch
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import ChoiceReader, DeviceStateDrafter, drafts_in_cycles
+from specengine.drafters.drafter import Drafter
+from specengine.drafters.engine_views import ExtraCandidates
+from specengine.drafters.root_tokens import root_trees
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
@@ -24,6 +25,7 @@ from specengine.ops.sampling_table import SamplingTable
 from specengine.ops.select_nodes import SelectedTrees
 from specengine.ops.verify_tree import Accepted
 from specengine.rules import Rule
+from specengine.rules.base import Wants
 from specengine.utils.timers import DeviceClock, HostClock
 
 Table = TypeVar("Table", bound=Any)
@@ -34,7 +36,7 @@ class GraphBatch:
 
     record: int32 [size, record_width(nodes)], copied to the host after each cycle.
     hidden_states, accepted: of the last pass.  choices: int32 [size * nodes], the likeliest token of each of its rows,
-    for a ChoiceReader alone. Its logits are not kept: they would take most of the memory of all captured cycles.
+    for a drafter that reads them. Its logits are not kept: they would take most of the memory of all captured cycles.
     masked: whether its requests may be constrained; then no graph runs its cycles, because the host fills the masks.
     constraints: of the slots in the next cycle, where it is masked.
     clock: of the cycle's phases, while they are timed.
@@ -44,10 +46,13 @@ class GraphBatch:
     reads_forbidden = True  # the host fills the masks while the head runs
     accepted: Accepted
     hidden_states: HiddenStates
+    extra_candidates: ExtraCandidates | None = None
     choices: torch.Tensor
 
-    def __init__(self, buffers: DeviceBuffers, size: int, nodes: int, masked: bool = False) -> None:
-        self.size, self.nodes = size, nodes
+    def __init__(
+        self, buffers: DeviceBuffers, size: int, nodes: int, masked: bool = False, wants: Wants = Wants.NOTHING
+    ) -> None:
+        self.size, self.nodes, self.wants = size, nodes, wants
         self._room_for_masks = buffers.masks if masked else None
         self.masks: torch.Tensor | None = None
         self.constraints: Sequence[Constraint | None] = ()
@@ -68,8 +73,11 @@ class GraphBatch:
         self.clock: HostClock | DeviceClock | None = None
 
     def draft(self, drafter: Drafter, rule: Rule) -> TreeBatch:
-        """Drafts on the device, or returns the trees that take() copied from the host."""
-        tree = drafter.draft_on_device(self) if drafts_in_cycles(drafter, rule.wants) else self._tree
+        """Drafts on the device, or returns the trees that take() copied from the host; a root needs no copy."""
+        if drafter.drafts_in_cycle:
+            tree = drafter.draft_on_device(self)
+        else:
+            tree = root_trees(self) if self.nodes == 1 else self._tree
         if self._room_for_masks:
             self._room_for_masks.begin(tree)
         return tree
@@ -96,9 +104,21 @@ class GraphBatch:
         commit are cut too.
         """
         place = (self.history.length, self.limits.final_length, self.limits.active)
-        trees = select_limited((tokens, parents, depths, scores), known, *place, levels, self._selected)
+        columns = (tokens, parents, depths, scores)
+        if self.extra_candidates:
+            columns, known = self.extra_candidates(self, columns, known, levels)
+        trees = select_limited(columns, known, *place, levels, self._selected)
         tokens, parents, depths = (column.view(-1) for column in (trees.tokens, trees.parents, trees.depths))
         return TreeBatch(tokens, parents, depths, self.row_start, trees.ancestors.view(len(tokens), -1), self.nodes)
+
+    @property
+    def kept(self) -> torch.Tensor:
+        """Int32 [size, nodes], the candidates that selected() kept."""
+        return self._selected.kept
+
+    def draft_limits(self, levels: int) -> torch.Tensor:
+        """Returns the deepest level of each request that can be committed, int32 [size]; at most `levels`."""
+        return (self.limits.final_length - self.history.length - 1).clamp(max=levels)
 
     def take(self, draft: Draft, slots: Sequence[int]) -> None:
         """Copies trees that were drafted on the host, one per running request, to the requests' slots.
@@ -142,12 +162,11 @@ class GraphBatch:
     def observe(self, drafter: Drafter, hidden_states: HiddenStates) -> None:
         """Shows the drafter the hidden states of all rows, and keeps what it reads of the logits."""
         self.hidden_states = hidden_states
-        if isinstance(drafter, ChoiceReader):
+        if drafter.reads_choices:
             assert self._scores is not None  # commit() comes first
             self.choices = self._scores.argmax(-1).int()
         self._scores = None
         if self.drafter_state is not None:
-            assert isinstance(drafter, DeviceStateDrafter)
             drafter.observe_on_device(self, hidden_states)
 
     def mark(self, phase: str) -> None:

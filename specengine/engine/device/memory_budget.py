@@ -12,15 +12,7 @@ import torch
 from specengine._C import MAX_NODES, PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.state_pool import fixed_slots
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import (
-    CacheCompanion,
-    DeviceStateDrafter,
-    HiddenStateReader,
-    NetworkDrafter,
-    drafts_in_cycles,
-    gives_logits,
-)
+from specengine.drafters.drafter import Drafter
 from specengine.engine.cycle import Cycle
 from specengine.engine.device.buffers import BufferSizes, DeviceBuffers
 from specengine.engine.device.cycle_graphs import MAX_ROWS, CycleGraphs, GraphOptions, captured_widths
@@ -67,7 +59,7 @@ class DeviceOptions:
             nodes=drafter.max_nodes,
             capture=self.graphs and device.type == "cuda",
             adaptive=drafter.adaptive,
-            fixed=not drafter.adaptive and drafts_in_cycles(drafter, rule.wants),
+            fixed=not drafter.adaptive and drafter.drafts_in_cycle,
         )
 
 
@@ -83,8 +75,6 @@ def device_cache(model: LoadedModel, drafter: Drafter, rule: Rule, options: Devi
             pages = _affordable_pages(model.target, drafter, rule, options)
             _caches[model.target] = model.target.new_cache(min(useful, pages), options.max_batch_size)
         cache = _caches[model.target]
-        if not isinstance(drafter, CacheCompanion):
-            return cache
         try:
             drafter.attach(cache)
         except torch.OutOfMemoryError as error:
@@ -99,7 +89,7 @@ def device_runner(buffers: DeviceBuffers, cycle: Cycle, options: DeviceOptions) 
     """Captures an engine's cycles, in turns: other engines may be running."""
     target, drafter = cycle.target, cycle.drafter
     with device_turn(target.device):
-        target.tune(drafter.projections if isinstance(drafter, NetworkDrafter) else ())
+        target.tune(drafter.projections)
     graphs = CycleGraphs(buffers, cycle, options.of_graphs(drafter, cycle.rule, target.device))
     return DeviceRunner(buffers, graphs, drafter, cycle.rule.wants, target.graphs.wait_for, cycle.cache.states)
 
@@ -123,10 +113,10 @@ def device_buffers(
         vocab=config.vocab_size,
     )
     draft_logits, drafter_state = None, None
-    if gives_logits(drafter, rule.wants):
-        draft_logits = drafter.room_for_logits(rows)
-    elif drafts_in_cycles(drafter, rule.wants) and isinstance(drafter, DeviceStateDrafter):
+    if drafter.drafts_in_cycle:
         drafter_state = drafter.new_device_state(options.max_batch_size)
+    elif drafter.gives_logits(rule.wants):
+        draft_logits = drafter.room_for_logits(rows)
     return DeviceBuffers(
         sizes,
         sorted(model.eos_token_ids),
@@ -161,8 +151,7 @@ def _affordable_pages(target: Transformer, drafter: Drafter, rule: Rule, options
     gc.collect()  # a dropped engine may hold its cache and graphs until now
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(target.device)
-    companion = drafter.page_bytes if isinstance(drafter, CacheCompanion) else 0
-    page = target.page_bytes + companion
+    page = target.page_bytes + drafter.page_bytes
     return pages_left(free, total, options.gpu_memory_fraction, workspace, page)
 
 
@@ -186,7 +175,7 @@ def _mlp_columns(config: ModelConfig) -> int:
 def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: DeviceOptions) -> int:
     """Returns the bytes that the cycles of an engine take beside its buffers."""
     c, rows = target.config, options.rows(drafter)
-    drafted = options.max_batch_size * drafter.device_rows if isinstance(drafter, DeviceStateDrafter) else 0
+    drafted = options.max_batch_size * drafter.device_rows if drafter.drafts_in_cycle else 0
     most = max(rows, target.ops.prefill_rows, drafted)
     activations = 4 * most * (4 * c.hidden_size + _mlp_columns(c) + 4 * c.num_heads * c.head_dim)
     records = 0
@@ -197,9 +186,13 @@ def workspace_bytes(target: Transformer, drafter: Drafter, rule: Rule, options: 
     attention = 4 * rows * c.num_heads * (c.head_dim + 2) * ATTENTION_SPLITS
     # Of one pass: cycles share their memory and keep none of them. A drafter's own have log-probabilities beside them.
     logits = 4 * c.vocab_size * max(rows, 2 * drafted)
-    if gives_logits(drafter, rule.wants):
+    if drafter.gives_logits(rule.wants):
         logits += 2 * 4 * rows * c.vocab_size  # draft logits: by level and of the tree; the cycle reads a buffer
     widths = captured_widths(options.max_batch_size, options.of_graphs(drafter, rule, target.device))
-    layers = drafter.hidden_state_layers if isinstance(drafter, HiddenStateReader) else ()
-    kept = 4 * c.hidden_size * (1 + len(layers)) * sum(b * width for b, own in widths.items() for width in own)
+    kept = (
+        4
+        * c.hidden_size
+        * (1 + len(drafter.hidden_state_layers))
+        * sum(b * width for b, own in widths.items() for width in own)
+    )
     return RESERVE_BYTES + 2 * activations + attention + records + logits + kept

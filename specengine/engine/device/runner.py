@@ -9,7 +9,7 @@ import torch
 
 from specengine.cache.state_pool import StatePool
 from specengine.constraints import Constraint
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.device.cycle_graphs import CycleGraphs
 from specengine.engine.device.device_batch import DeviceBatch

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specengine.cache.state_pool import StatePool
-from specengine.drafters.base import Drafter
-from specengine.drafters.capabilities import DeviceStateDrafter
+from specengine.drafters.drafter import Drafter
 from specengine.engine.device.buffers import DeviceBuffers
 from specengine.engine.request import Request
 
@@ -47,7 +46,6 @@ class DeviceSlots:
     def _fill(self, slot: int, request: Request) -> None:
         self._residents[slot] = request  # before it is whole: where loading fails, the slot is emptied later
         if self._buffers.drafter_state is not None:
-            assert isinstance(self._drafter, DeviceStateDrafter)
             self._drafter.load(self._buffers.drafter_state, slot, request)
         self._buffers.load(slot, request, self._states.slot_of(request.pages) if self._states else None)
 
@@ -55,6 +53,5 @@ class DeviceSlots:
         self._residents[slot] = None
         self._buffers.clear(slot)
         if self._buffers.drafter_state is not None:
-            assert isinstance(self._drafter, DeviceStateDrafter)
             goes_on = bool(request.pages)  # without pages the request was released
             self._drafter.unload(self._buffers.drafter_state, slot, request if goes_on else None)

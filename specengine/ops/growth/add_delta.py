@@ -1,10 +1,11 @@
-"""Rows plus what a product made of them, as the next product of a captured drafter reads them; CUDA only."""
+"""Rows plus what a product made of them, as the next product of a drafter reads them."""
 
 from __future__ import annotations
 
 import torch
 
 from specengine import _C
+from specengine.utils.host_memory import is_host
 
 
 def add_delta(
@@ -19,6 +20,12 @@ def add_delta(
 
     x, delta: float32 [M, C]; no x: zeros.  total: float32 [M, C], takes the unrounded sum; x and delta may be it.
     """
+    if is_host(delta.device):
+        out = torch.nn.functional.silu(delta) if silu else delta
+        out = out if x is None else x + out
+        if total is not None:
+            total.copy_(out)
+        return out.to(dtype)
     out = torch.empty_like(delta, dtype=dtype)
     _C.add_delta(x, delta, total, out, silu)
     return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -19,16 +19,21 @@ from specengine.ops.select_nodes import SelectedTrees
 Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # of candidates, as select_nodes takes them
 
 
-class Likeliest(Protocol):
-    """The likeliest children of R rows, in columns 1 to k, likeliest first; BackboneTrees of one level are such."""
+class Cape(NamedTuple):
+    """How many children a row has: widths[number of thresholds below its highest probability].
 
-    @property
-    def tokens(self) -> torch.Tensor:
-        """int32 [R, 1 + k], the drafter's; -1: there is no child."""
+    thresholds: float32 [C], ascending.  widths: int32 [C + 1], at most k.
+    """
 
-    @property
-    def scores(self) -> torch.Tensor:
-        """float32 [R, 1 + k], log-probabilities."""
+    thresholds: torch.Tensor
+    widths: torch.Tensor
+
+    @staticmethod
+    def of(widths: Sequence[int], thresholds: Sequence[float], device: torch.device) -> Cape | None:
+        """Returns the classes of some widths; None of one alone, which is k."""
+        if not thresholds:
+            return None
+        return Cape(torch.tensor(thresholds, device=device), torch.tensor(widths, dtype=torch.int32, device=device))
 
 
 @dataclass(frozen=True)
@@ -126,27 +131,33 @@ class GrowingTrees:
         self._before, self._level = plan.root, 0
         self._first = self._first_node = 1
 
-    def grow(self, best: Likeliest) -> GrownRows | None:
+    def grow(self, tokens: torch.Tensor, scores: torch.Tensor) -> GrownRows | None:
         """Adds a level; returns the rows whose children come next, None behind the last level.
 
-        best: the children of the rows before, or of each request's root, which all its rows share.
+        tokens, scores: int32 and float32 [R, k], the children of the R rows before, or of each request's root, which
+        all its rows share: the drafter's tokens, -1 where there is no child, and their log-probabilities.
         """
-        return self._add_level(partial(_C.grow_level, best.tokens, best.scores))
+        return self._add_level(partial(_C.grow_level, tokens, scores))
 
     def expand(
-        self, logits: torch.Tensor, delta: torch.Tensor | None = None, confidence: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        delta: torch.Tensor | None = None,
+        confidence: torch.Tensor | None = None,
+        cape: Cape | None = None,
     ) -> GrownRows | None:
         """Adds a level as grow() does, of the likeliest children of each row before, in one launch.
 
         logits: float32 [B * w, Vd], of these rows; [B, Vd] where the rows of a request share them.
         delta: float32 [B * w, Vd], added to them.  confidence: float32 [B * w] or [B], the logit of the chance that the
         first child is accepted; scores are then logarithms of chances, see block.head.Children.
+        cape: None: every row has k children.
         """
         parts = (self._before.beam.numel(), -(-logits.shape[1] // _C.VOCABULARY_PART))
         best = torch.empty(*parts, self._plan.children, dtype=torch.int32, device=logits.device)
         sums = torch.empty(parts, device=logits.device)
         room = _C.VocabularyParts(best, torch.empty_like(best, dtype=torch.float32), sums, self._plan.arrived)
-        level = _C.LevelLogits(logits, delta, confidence)
+        level = _C.LevelLogits(logits, delta, confidence, *(cape or (None, None)))
         return self._add_level(partial(_C.expand_level, level, room))
 
     def _add_level(self, write: Callable[..., None]) -> GrownRows | None:
@@ -159,7 +170,7 @@ class GrowingTrees:
         after = _rows(batch, width, words, self._roots.device)
         origin = self._origin if level == 0 else None
         write(
-            *(self._token_ids, order, self._roots, self._known, self._candidates, before, after),
+            *(self._token_ids, order, None, self._roots, self._known, self._candidates, before, after),
             *(origin, self._first, self._first_node),
         )
         first_node = self._first_node

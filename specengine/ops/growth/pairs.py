@@ -5,6 +5,7 @@ Shapes: B requests, N rows of each, C floats of a position's hidden states.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,15 +19,27 @@ from specengine.ops.verify_tree import Accepted
 class WaitingRows(NamedTuple):
     """Waiting pairs as chains, padded to N rows each.
 
-    last: int64 [B], the row of each request's last pair.  roots: int32 [B, 1], the last committed tokens.
+    last: int64 [B * (1 + masks)], the rows of each request's last pair and of its masks.
+    above: int64 [B * N], the hidden state of each row, out of N - masks of each request and, behind them all, that of
+    masks; None: without masks.
+    roots: int32 [B, 1], the last committed tokens.
     last_pairs, next_pairs: int32 [B], the number of each request's last pair, and of the next one.
     """
 
     rows: TreeBatch
     last: torch.Tensor
+    above: torch.Tensor | None
     roots: torch.Tensor
     last_pairs: torch.Tensor
     next_pairs: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Rows of a mask token, `count` of them behind the last pair of each request."""
+
+    token: int
+    count: int
 
 
 def pair_rows(
@@ -37,23 +50,26 @@ def pair_rows(
     rows: int,
     unread: int,
     blocks: torch.Tensor | None = None,
+    masks: Masks | None = None,
 ) -> WaitingRows:
     """Lays out the first pairs of every request; pair i has the token of position first + i + 1.
 
     counts, first: int32 [B], how many pairs wait, and the number of the first one; a request without any is padding.
     row_start: int32 [B + 1], multiples of N = `rows`.  unread: pairs at the end that are left out.
-    blocks: int32 [B, S], whose first column becomes the last committed tokens.
+    blocks: int32 [B, S], whose first column becomes the last committed tokens.  masks: behind N - count pairs at most.
     """
     batch, device = len(counts), counts.device
     tokens, parents, depths = (torch.empty(batch * rows, dtype=torch.int32, device=device) for _ in range(3))
     ancestors = torch.empty(batch * rows, -(-rows // 32), dtype=torch.int32, device=device)
-    last = torch.empty(batch, dtype=torch.int64, device=device)
+    token, behind = (masks.token, masks.count) if masks else (0, 0)
+    last = torch.empty(batch, 1 + behind, dtype=torch.int64, device=device)
+    above = torch.empty(batch * rows, dtype=torch.int64, device=device) if masks else None
     ends = torch.empty(3, batch, dtype=torch.int32, device=device)
-    text = (history.tokens, history.length)
-    _C.pair_rows(*text, counts, first, tokens, parents, depths, ancestors, last, ends, blocks, unread)
+    written = (tokens, parents, depths, ancestors, last, ends, above, blocks)
+    _C.pair_rows(history.tokens, history.length, counts, first, *written, unread, behind, token)
     last_pairs, next_pairs, roots = ends
     laid = TreeBatch(tokens, parents, depths, row_start, ancestors, rows)
-    return WaitingRows(laid, last, roots[:, None], last_pairs, next_pairs)
+    return WaitingRows(laid, last.view(-1), above, roots[:, None], last_pairs, next_pairs)
 
 
 def keep_pairs(

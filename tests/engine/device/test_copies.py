@@ -6,10 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specengine.drafters.capabilities import drafts_in_cycles
-from specengine.drafters.combine.captured import CapturedPair, CopiesBatch
+from specengine.drafters.combine.captured import CapturedPair
 from specengine.drafters.prompt_lookup.drafter import PRIOR, Config
-from specengine.rules.base import Wants
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED
 from tests.engine.prefixes import SPECS
 from tests.engines import ids
@@ -66,7 +64,7 @@ def test_trees_have_copies_and_texts_are_those_of_plain_decoding(device_engine, 
     traced = dataclasses.replace(params, trace=True)
     expected = ids(device_engine("none", max_batch_size=1).generate(SEEN, params))
     engine = device_engine(with_copies("eagle3", folders, nodes=16), max_batch_size=2)
-    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    assert engine.drafter.drafts_in_cycle
     outputs = engine.generate(SEEN, traced)
     assert ids(outputs) == expected
     found, possible = copies_in(outputs, 2, params)
@@ -80,8 +78,17 @@ def test_trees_have_copies_and_texts_are_those_of_plain_decoding(device_engine, 
 def test_every_network_drafts_beside_copies(device_engine, folders, name):
     expected = ids(device_engine("none", max_batch_size=1).generate(PROMPTS, SAMPLED))
     engine = device_engine(with_copies(name, folders, nodes=6), max_batch_size=2)
-    assert drafts_in_cycles(engine.drafter, Wants.NOTHING)
+    assert engine.drafter.drafts_in_cycle
     assert ids(engine.generate(PROMPTS, SAMPLED)) == expected
+
+
+def copied_beside(backend, columns, text, known, levels, config):
+    """The tokens, and which requests have any, where a network gives these columns."""
+    batch = SimpleNamespace(history=text, limits=SimpleNamespace(active=torch.ones_like(known)))
+    network = SimpleNamespace(draft_on_device=lambda batch: batch.extra_candidates(batch, columns, known, levels))
+    copies = SimpleNamespace(acceptance=SimpleNamespace(rates=lambda: PRIOR), config=config)
+    (tokens, *_), known = CapturedPair(copies, network, backend.device).draft(batch)
+    return tokens, known
 
 
 @pytest.mark.parametrize(("candidates", "levels", "copied"), [(9, 4, 4), (9, 100, 64), (2045, 4, 3), (2048, 4, 0)])
@@ -91,11 +98,9 @@ def test_copies_are_no_longer_than_there_is_room(cuda_backend, candidates, level
 
     one, absent = put([1]), put([[7] + [-1] * (candidates - 1)])
     text = SimpleNamespace(tokens=put([[7, 8, 9, 7]]), length=put([4]))
-    batch = SimpleNamespace(history=text, limits=SimpleNamespace(active=one), selected=lambda *all_of_them: all_of_them)
     columns = absent, absent, absent.clamp(max=0), absent.float().clamp(max=0)
-    chances = cuda_backend.put(torch.zeros(5))
-    tokens, *_, found = CopiesBatch(batch, chances, (1, 64)).selected(*columns, one, levels)
-    assert found == levels and tokens.shape[1] == candidates + copied
+    tokens = copied_beside(cuda_backend, columns, text, one, levels, Config())[0]
+    assert tokens.shape[1] == candidates + copied
     assert tokens[0, candidates:].tolist() == ([8, 9, 7] * 22)[:copied]
 
 
@@ -108,12 +113,8 @@ def test_a_copy_is_drafted_without_the_network_and_follows_no_shorter_match_than
 
     one, root = put([1]), put([[7]])
     text = SimpleNamespace(tokens=put([[7, 8, 9, 7]]), length=put([4]))
-    batch = SimpleNamespace(history=text, limits=SimpleNamespace(active=one), selected=lambda *all_of_them: all_of_them)
     columns = root, -root.clamp(max=1), root * 0, (root * 0).float()
-    network = SimpleNamespace(draft_on_device=lambda shown: shown.selected(*columns, one * 0, 2))
-    rates = SimpleNamespace(rates=lambda: PRIOR)
-    copies = SimpleNamespace(acceptance=rates, config=Config(min_ngram=least))
-    tokens, *_, known, _ = CapturedPair(copies, network, cuda_backend.device).draft(batch)
+    tokens, known = copied_beside(cuda_backend, columns, text, one * 0, 2, Config(min_ngram=least))
     assert tokens.tolist() == [[7, *copied]] and known.tolist() == [copied[0] > 0]
 
 
@@ -129,4 +130,4 @@ def test_other_mixtures_draft_between_the_cycles(device_engine, folders):
         "prompt_lookup+suffix+" + SPECS["eagle3"].format(**folders).replace(",", ";"),
     ):
         engine = device_engine(f"combine:{parts},adaptive=false")
-        assert not drafts_in_cycles(engine.drafter, Wants.NOTHING)
+        assert not engine.drafter.drafts_in_cycle

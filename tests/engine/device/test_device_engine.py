@@ -12,12 +12,12 @@ import torch
 from specengine import AsyncEngine, SamplingParams
 from specengine.draft_policy.draft import Draft
 from specengine.draft_trees.tree import DraftTree
-from specengine.drafters.base import Drafter
+from specengine.drafters.drafter import Drafter
 from specengine.engine.device.cycle_graphs import buckets_up_to, widths_up_to
 from specengine.engine.device.graph_batch import GraphBatch
 from specengine.engine.device.memory_budget import DeviceOptions, pages_left
 from specengine.rules.base import Wants
-from tests.drafters.fasteagle_files import random_cascade
+from tests.drafters.fasteagle_files import random_fasteagle
 from tests.engine.device.prompts import GREEDY, LOOKUP, PROMPTS, SAMPLED, SHAPED, on_the_cpu
 from tests.engines import Oracle, ids
 
@@ -112,7 +112,7 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory):
     """A drafter of few tokens, and parameters under which the target says no others: much is accepted by chance."""
-    folder, tensors = random_cascade(tmp_path_factory.mktemp("cascade"), vocabulary=12)
+    folder, tensors = random_fasteagle(tmp_path_factory.mktemp("cascade"), vocabulary=12)
     tokens = (torch.arange(12) + tensors["d2t"]).tolist()
     params = SamplingParams(
         max_new_tokens=10, temperature=0.9, seed=11, logit_bias=dict.fromkeys(tokens, 60.0), trace=True
@@ -124,7 +124,7 @@ def cascade(tmp_path_factory):
 def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, cascade):
     spec, params = cascade
     expected = on_the_cpu(params)
-    engine = device_engine(f"combine:suffix+{spec.replace(',', ';')};top_k=3,nodes=8", max_batch_size=3)
+    engine = device_engine(f"combine:suffix+{spec.replace(',', ';')};top_k=3,nodes=8,adaptive=false", max_batch_size=3)
     outputs = engine.generate(PROMPTS, params)
     assert ids(outputs) == ids(expected)
     drafted = [cycle for output in outputs for cycle in output.trace if len(cycle.tokens) > 1]
@@ -144,7 +144,7 @@ def test_drafters_in_one_tree_draft_between_two_captured_cycles(device_engine, c
 )
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_drafters_that_read_choices_learn_between_two_captured_cycles(device_engine, spec, params):
-    engine = device_engine(spec + ",warm=true", max_batch_size=3)
+    engine = device_engine(spec + ",warm=true,adaptive=false", max_batch_size=3)
     outputs = engine.generate(PROMPTS, params)
     assert ids(outputs) == ids(on_the_cpu(params, drafter="none"))
     assert len(engine.drafter.pool) > 0

@@ -5,7 +5,6 @@ from itertools import cycle
 
 import pytest
 
-from specengine.drafters.capabilities import DeviceDrafter
 from tests.drafters.trained_files import write_trained
 from tests.engine.device.prompts import PROMPTS, SAMPLED, on_the_cpu
 from tests.engines import ids
@@ -22,6 +21,8 @@ OPTIONS = {
     "jetspec": "nodes=16,top_k=3",
     "medusa": "nodes=6",
     "mtp": "levels=2,nodes=12,top_k=3",
+    "p_eagle": "length=3,nodes=10",
+    "pard": "length=3,nodes=10",
 }
 RULES = ["rejection", "cascade:chow,alpha=0.2", "traversal", "margin:reference"]
 
@@ -37,7 +38,7 @@ def test_the_device_draws_and_accepts_what_the_cpu_does(device_engine, specs, na
     params = dataclasses.replace(SAMPLED, max_new_tokens=5, trace=True)
     expected = on_the_cpu(params, drafter=specs[name], rule=rule)
     engine = device_engine(specs[name], max_batch_size=3, rule=rule)
-    assert isinstance(engine.drafter, DeviceDrafter)  # without distributions it drafts inside the cycles
+    assert engine.drafter.drafts_in_cycle
     outputs = engine.generate(PROMPTS, params)
     assert ids(outputs) == ids(expected)
     for ours, theirs in zip(outputs, expected, strict=True):

@@ -6,7 +6,8 @@ endif()
 file(GLOB SIM_SOURCES CONFIGURE_DEPENDS tests/simulator/csrc/sim/*.cpp)
 file(GLOB_RECURSE KERNEL_SOURCES CONFIGURE_DEPENDS csrc/cuda/*.cu tests/simulator/csrc/sim/*.cu)
 file(GLOB BINDING_SOURCES CONFIGURE_DEPENDS csrc/bindings/*.cpp)
-file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/base/*.cpp csrc/cpu/passes/*.cpp csrc/drafting/*.cpp tests/simulator/csrc/law/*.cpp)
+file(GLOB TABLE_SOURCES CONFIGURE_DEPENDS csrc/base/*.cpp csrc/cpu/passes/*.cpp csrc/drafting/*.cpp csrc/growth/*.cpp
+     csrc/networks/*.cpp tests/simulator/csrc/law/*.cpp)
 list(APPEND TABLE_SOURCES ${BINDING_SOURCES})
 set_source_files_properties(${KERNEL_SOURCES} PROPERTIES
   LANGUAGE CXX
