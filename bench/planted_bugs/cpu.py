@@ -226,8 +226,7 @@ BUGS = {
         },
     ),
     "tree growth": (
-        "tests/ops/test_expand_backbone.py tests/ops/test_select_nodes.py tests/draft_trees/*.py "
-        "tests/ops/test_draft_tree.py",
+        "tests/ops/test_expand_backbone.py tests/ops/test_select_nodes.py tests/draft_trees/*.py tests/growth/*.py",
         {
             "score skips the parent": (
                 "csrc/cpu/**/expand_backbone.cpp",
@@ -240,14 +239,14 @@ BUGS = {
                 "exists(i) && depths[i] < limit",
             ),
             "beam goes on from the wrong rows": (
-                "csrc/drafting/growing_trees.h",
-                "b * width_before + above",
-                "b * width_ + above",
+                "csrc/growth/tree.h",
+                "op.origin == nullptr ? before : op",
+                "op.origin == nullptr ? row : op",
             ),
             "chance of the wrong candidate": (
-                "csrc/drafting/growing_trees.h",
-                "log_probs_.as<float>()[b * C_ + candidate]",
-                "scores_.as<float>()[b * C_ + candidate]",
+                "csrc/growth/grow.cpp",
+                "* k_ + candidate - 1 - before * k_];",
+                "* k_ + candidate - before * k_];",
             ),
             "joined trees keep the lower chance": (
                 "csrc/drafting/scored_tree.cpp",
@@ -297,28 +296,28 @@ BUGS = {
         },
     ),
     "trained drafters": (
-        "tests/ops/test_draft_heads.py tests/ops/test_draft_cascade.py tests/ops/test_draft_tree.py "
+        "tests/growth/test_networks.py "
         "tests/drafters/test_medusa.py tests/drafters/test_fasteagle.py tests/drafters/test_eagle.py",
         {
             "heads share one request's rows": (
-                "csrc/drafting/draft_heads.cpp",
-                "rows_of(own.x, t * B, B)",
-                "rows_of(own.x, t, B)",
+                "csrc/networks/heads.cpp",
+                "rows_of(x_, t * B, B)",
+                "rows_of(x_, t, B)",
             ),
             "states are read from the wrong row": (
-                "csrc/drafting/draft_cascade.cpp",
-                "op.hidden_states.as<float>() + op.rows.as<int32_t>()[m] * F",
-                "op.hidden_states.as<float>() + m * F",
+                "csrc/networks/fasteagle.cpp",
+                "take_rows(in_.hidden_states, in_.rows.as",
+                "take_rows(in_.hidden_states, in_.depths.as",
             ),
             "level tokens of the wrong request": (
-                "csrc/drafting/level_children.h",
-                "(row % B * T + level + row / B) * k",
-                "(row / B * T + level + row % B) * k",
+                "csrc/networks/fasteagle.cpp",
+                "in_.last.as<int32_t>()[i % B] * layers + i / B",
+                "in_.last.as<int32_t>()[i / levels_] * layers + i % levels_",
             ),
             "drafter's length counts the root": (
-                "csrc/drafting/draft_tree.cpp",
-                "+ row_start[b + 1] - row_start[b] - 1;\n  }",
-                "+ row_start[b + 1] - row_start[b];\n  }",
+                "csrc/networks/eagle.cpp",
+                "in_.ends.as<int32_t>()[b] - 1",
+                "in_.ends.as<int32_t>()[b]",
             ),
         },
     ),

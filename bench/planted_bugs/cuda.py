@@ -203,7 +203,7 @@ BUGS = {
         },
     ),
     "trees (CUDA)": (
-        "tests/ops/test_select_nodes.py tests/ops/test_expand_backbone.py tests/ops/test_growing_trees.py "
+        "tests/ops/test_select_nodes.py tests/ops/test_expand_backbone.py tests/growth/test_growing_trees.py "
         "tests/ops/test_fill_ranks.py tests/ops/test_add_copies.py tests/ops/test_gru_step.py",
         {
             "words before count themselves": (

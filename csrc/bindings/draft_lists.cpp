@@ -121,7 +121,7 @@ bool pays(const TensorView& scores, const TensorView& beam, int64_t level, float
     const int32_t column = beam.as<int32_t>()[i];
     if (column < 0 || column >= C) fail("beam: entry ", i, " is ", column, ", expected 0 to ", C - 1);
   }
-  return another_level_pays({scores.as<float>(), C, beam.as<int32_t>(), w}, B, level, min_gain);
+  return another_level_pays({{}, {}, {}, scores}, beam, level, min_gain);
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// Levels of growing trees on the CPU.
+#include "growth/levels.h"
+
+#include "cpu/passes/workspace.h"
 #include "growth/select.h"
 #include "growth/shapes.h"
-#include "ops/growth/expand_level.h"
 #include "ops/top_tokens.h"
 
 namespace specengine {
@@ -24,36 +25,37 @@ TensorView summed(const LevelLogits& level, std::vector<float>& sums) {
 }  // namespace
 
 void run_cpu(const GrowLevel& op) {
-  const int64_t B = op.roots.shape[0];
+  const int64_t B = op.roots.shape[0], shared = op.best_tokens.shape[0] == B;
   const Growth growth = growth_of(op, op.best_tokens.shape[1], true);
-  const int width = op.best_tokens.shape[0] == B ? 1 : growth.width;
   for (int b = 0; b < B; ++b) {
     grow_level(growth, b, [&](int row, int j) {
-      const int64_t place = (int64_t{b} * width + (width == 1 ? 0 : row)) * growth.children + j;
-      return Drafted{op.best_tokens.as<int>()[place], op.best_scores.as<float>()[place]};
+      const int64_t at = (shared ? b : int64_t{b} * growth.width + row) * growth.children + j;
+      return Drafted{op.best_tokens.as<int>()[at], op.best_scores.as<float>()[at]};
+    });
+  }
+}
+
+void add_level(const ExpandLevel& op, bool shared) {
+  const int64_t B = op.roots.shape[0];
+  const Growth growth = growth_of(op, op.parts.tokens.shape[2], true);
+  const LikeliestChildren children = children_of(op.level, B * growth.width);
+  for (int b = 0; b < B; ++b) {
+    grow_level(growth, b, [&](int row, int j) {
+      if (op.known.as<int>()[b] <= 0) return Drafted{-1, 0.0f};
+      const int64_t own = int64_t{b} * growth.width + row, at = (shared ? b : own) * growth.children;
+      return children.child(own, j, op.parts.tokens.as<int>() + at, op.parts.scores.as<float>() + at);
     });
   }
 }
 
 void run_cpu(const ExpandLevel& op) {
   const int64_t B = op.roots.shape[0], k = op.parts.tokens.shape[2];
-  const Growth growth = growth_of(op, k, true);
-  const LikeliestChildren children = children_of(op.level, B * growth.width);
+  if (B == 0) return;
   std::vector<float> sums;
   const TensorView logits = summed(op.level, sums);
-  TensorView tokens = op.parts.tokens, log_probs = op.parts.scores;  // the CPU does not divide the vocabulary
-  for (TensorView* each : {&tokens, &log_probs}) {
-    each->ndim = 2, each->shape[0] = logits.shape[0], each->shape[1] = k, each->strides[0] = k, each->strides[1] = 1;
-  }
-  if (B > 0) run_cpu(TopTokens{logits, tokens, log_probs, op.known});
-  const int64_t own = B > 0 ? logits.shape[0] / B : 0;  // rows of logits of a request
-  for (int b = 0; b < B; ++b) {
-    grow_level(growth, b, [&](int row, int j) {
-      if (op.known.as<int>()[b] <= 0) return Drafted{-1, 0.0f};
-      const int64_t at = (b * own + (own == 1 ? 0 : row)) * k;
-      return children.child(int64_t{b} * growth.width + row, j, tokens.as<int>() + at, log_probs.as<float>() + at);
-    });
-  }
+  const auto best = [&](const TensorView& part) { return tensor(part.data, part.dtype, {logits.shape[0], k}); };
+  run_cpu(TopTokens{logits, best(op.parts.tokens), best(op.parts.scores), op.known});
+  add_level(op, logits.shape[0] == B);
 }
 
 }  // namespace specengine

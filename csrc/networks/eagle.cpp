@@ -8,55 +8,40 @@
 namespace specengine {
 namespace {
 
-// The tensors of a draft: of passes of at most M rows, and of R rows that the head reads.
-struct EagleRows {
-  TensorView picked, fuse_in, fused;  // the true pairs
-  TensorView embedded, left, right, both, both_in, inputs, hidden_states, at_layers, workspace;
-  TensorView lengths, read, fed, above, head_in, logits;
-
-  EagleRows(const EagleWeights& w, const DraftInputs& in, const DraftSizes& sizes, Workspace& space)
-      : EagleRows(w, in.requests(), in.tokens.shape[0], in.hidden_states.shape[1],
-                  in.requests() * (sizes.levels > 1 ? sizes.beam : 1), w.decoder.hidden, space) {}
-
- private:
-  EagleRows(const EagleWeights& w, int64_t B, int64_t pairs, int64_t F, int64_t R, int64_t C, Workspace& space) {
-    const int64_t M = std::max(pairs, R);
-    picked = space.floats({pairs, F});
-    if (w.fuses_pairs()) fuse_in = space.rows(pairs, F, w.fuse), fused = space.floats({pairs, C});
-    embedded = space.floats({M, C}), both = space.floats({M, 2 * C});
-    if (w.has_norms()) left = space.floats({M, C}), right = space.floats({M, C});
-    if (!w.reads_halves()) both_in = space.rows(M, 2 * C, w.fuse), inputs = space.floats({M, C});
-    hidden_states = space.floats({M, C}), at_layers = space.floats({M, 1, C});
-    workspace = space.bytes(w.decoder.workspace_bytes(M));
-    lengths = space.ints({B});
-    read = space.floats({B, C}), fed = space.floats({B, C}), above = space.floats({R, C});
-    head_in = space.rows(R, C, w.head), logits = space.floats({R, w.head.total_rows()});
-  }
-};
-
 class EagleNetwork final : public Network {
  public:
   EagleNetwork(const EagleWeights& weights, const DraftInputs& inputs, const DraftSizes& sizes)
-      : w_(weights), in_(inputs), own_(weights, inputs, sizes) {}
+      : w_(weights), in_(inputs) {
+    const int64_t B = in_.requests(), pairs = in_.tokens.shape[0], F = in_.hidden_states.shape[1];
+    const int64_t R = B * (sizes.levels > 1 ? sizes.beam : 1), M = std::max(pairs, R), C = w_.decoder.hidden;
+    picked_ = own_.floats({pairs, F});
+    if (w_.fuses_pairs()) fused_ = own_.floats({pairs, C});
+    embedded_ = own_.floats({M, C}), both_ = own_.floats({M, 2 * C});
+    if (w_.has_norms()) left_ = own_.floats({M, C}), right_ = own_.floats({M, C});
+    if (!w_.reads_halves()) inputs_ = own_.floats({M, C});
+    hidden_states_ = own_.floats({M, C}), at_layers_ = own_.floats({M, 1, C});
+    workspace_ = own_.bytes(w_.decoder.workspace_bytes(M)), lengths_ = own_.ints({B});
+    read_ = own_.floats({B, C}), fed_ = own_.floats({B, C}), above_ = own_.floats({R, C});
+    logits_ = own_.floats({R, w_.head.total_rows()});
+  }
 
   TensorView begin() override {
     const int32_t* last = in_.last.as<int32_t>();
-    take_rows(in_.hidden_states, in_.rows.as<int32_t>(), own_->picked);
-    if (w_.fuses_pairs()) project(prepared(own_->picked, w_.fuse, own_->fuse_in), w_.fuse, own_->fused);
-    pass(in_.tokens, w_.fuses_pairs() ? own_->fused : own_->picked, in_.depths, in_.cache(0), TensorView());
-    take_rows(outputs(w_.has_norms()), last, own_->read);
-    take_rows(outputs(w_.feed_back), last, own_->fed);
-    fed_ = own_->fed;
-    for (int64_t b = 0; b < in_.requests(); ++b) own_->lengths.as<int32_t>()[b] = in_.ends.as<int32_t>()[b] - 1;
-    return logits(own_->read);
+    take_rows(in_.hidden_states, in_.rows.as<int32_t>(), picked_);
+    if (w_.fuses_pairs()) multiply(picked_, w_.fuse, fused_);
+    pass(in_.tokens, w_.fuses_pairs() ? fused_ : picked_, in_.depths, in_.cache(0), TensorView());
+    take_rows(outputs(w_.has_norms()), last, read_);
+    take_rows(outputs(w_.feed_back), last, fed_);
+    for (int64_t b = 0; b < in_.requests(); ++b) lengths_.as<int32_t>()[b] = in_.ends.as<int32_t>()[b] - 1;
+    return logits(read_);
   }
 
   TensorView step(const LevelRows& rows) override {
     const int64_t R = rows.tokens.shape[0];
-    const TensorView above = rows_of(own_->above, 0, R);
+    const TensorView above = rows_of(above_, 0, R);
     take_rows(fed_, rows.above.as<int64_t>(), above);
     KvCacheView cache = in_.cache(0);
-    cache.lengths = own_->lengths, cache.row_start = rows.row_start, cache.first_node = rows.first_node;
+    cache.lengths = lengths_, cache.row_start = rows.row_start, cache.first_node = rows.first_node;
     pass(rows.tokens, above, rows.depths, cache, rows.ancestors);
     fed_ = outputs(w_.feed_back);
     return logits(rows_of(outputs(w_.has_norms()), 0, R));
@@ -64,12 +49,12 @@ class EagleNetwork final : public Network {
 
  private:
   // Of the last pass, [M, hidden]: after the final norm, or of the last layer.
-  const TensorView& outputs(bool normed) const { return normed ? own_->hidden_states : own_->at_layers; }
+  const TensorView& outputs(bool normed) const { return normed ? hidden_states_ : at_layers_; }
 
   TensorView logits(const TensorView& read) const {
     const int64_t R = read.shape[0];
-    const TensorView out = rows_of(own_->logits, 0, R), flat = tensor(read.data, read.dtype, {R, w_.decoder.hidden});
-    project(prepared(flat, w_.head, rows_of(own_->head_in, 0, R)), w_.head, out);
+    const TensorView out = rows_of(logits_, 0, R);
+    multiply(as_rows(read), w_.head, out);
     return out;
   }
 
@@ -78,19 +63,19 @@ class EagleNetwork final : public Network {
             const KvCacheView& cache, const OptionalTensor& ancestors) const {
     const Decoder& d = w_.decoder;
     const int64_t M = tokens.shape[0];
-    const TensorView none, embedded = rows_of(own_->embedded, 0, M), both = rows_of(own_->both, 0, M);
+    const TensorView none, embedded = rows_of(embedded_, 0, M), both = rows_of(both_, 0, M);
     run_cpu(GatherRows{w_.embedding, tokens, embedded});
     TensorView left = embedded, right = hidden_states;
     if (w_.has_norms()) {
-      left = rows_of(own_->left, 0, M), right = rows_of(own_->right, 0, M);
+      left = rows_of(left_, 0, M), right = rows_of(right_, 0, M);
       run_cpu(RmsNorm{embedded, none, w_.embedding_norm, left, d.eps});
       run_cpu(RmsNorm{hidden_states, none, w_.hidden_state_norm, right, d.eps});
     }
     join_columns(left, right, both);
     TensorView inputs = w_.before_residual ? right : hidden_states, first_inputs = both;
     if (!w_.reads_halves()) {
-      inputs = rows_of(own_->inputs, 0, M), first_inputs = none;
-      project(prepared(both, w_.fuse, rows_of(own_->both_in, 0, M)), w_.fuse, inputs);
+      inputs = rows_of(inputs_, 0, M), first_inputs = none;
+      multiply(both, w_.fuse, inputs);
     }
     run_cpu(DecoderPass{&d,
                         none,
@@ -100,14 +85,16 @@ class EagleNetwork final : public Network {
                         ancestors,
                         cache,
                         {in_.caches[0].cos, in_.caches[0].sin},
-                        {rows_of(own_->hidden_states, 0, M), rows_of(own_->at_layers, 0, M)},
-                        own_->workspace});
+                        {rows_of(hidden_states_, 0, M), rows_of(at_layers_, 0, M)},
+                        workspace_});
   }
 
   const EagleWeights& w_;
   const DraftInputs& in_;
-  Placed<EagleRows> own_;
-  TensorView fed_;  // the rows before, in place of hidden states
+  Scratch own_;
+  TensorView picked_, fused_, lengths_, read_;  // of the true pairs, and of the last one of each request
+  TensorView embedded_, left_, right_, both_, inputs_, hidden_states_, at_layers_, workspace_;  // of a pass
+  TensorView fed_, above_, logits_;  // fed: the rows before, in place of hidden states
 };
 
 }  // namespace

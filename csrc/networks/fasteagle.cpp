@@ -7,37 +7,22 @@
 namespace specengine {
 namespace {
 
-// The tensors of the pass over M rows of F columns of hidden states, and of T levels of B requests, level by level.
-struct FastEagleRows {
-  TensorView ones, states, embedded, normed, joined, fuse_in, fused, hidden_states, at_layers, workspace;
-  TensorView picked, outputs, head_in, logits;
-  TensorView markov_rows, markov_in, added;  // of one level: what its nodes' tokens add to the logits behind them
-
-  FastEagleRows(const FastEagleWeights& w, const DraftInputs& in, const DraftSizes& sizes, Workspace& space)
-      : FastEagleRows(w, in.tokens.shape[0], in.hidden_states.shape[1], in.requests(), sizes.levels, w.decoder.hidden,
-                      space) {}
-
- private:
-  FastEagleRows(const FastEagleWeights& w, int64_t M, int64_t F, int64_t B, int64_t T, int64_t C, Workspace& space) {
-    const int64_t layers = static_cast<int64_t>(w.decoder.layers.size()), Vd = w.head.total_rows();
-    const int64_t columns = w.reads_halves() ? 2 * C : F + C;
-    ones = space.floats({C}), states = space.floats({M, F}), embedded = space.floats({M, C});
-    normed = space.floats({M, w.reads_halves() ? C : F}), joined = space.floats({M, columns});
-    fuse_in = space.rows(M, w.reads_halves() ? F : columns, w.fuse), fused = space.floats({M, C});
-    hidden_states = space.floats({M, C}), at_layers = space.floats({M, layers, C});
-    workspace = space.bytes(w.decoder.workspace_bytes(M));
-    picked = space.ints({T * B}), outputs = space.floats({T * B, C});
-    head_in = space.rows(T * B, C, w.head), logits = space.floats({T * B, Vd});
-    if (w.markov_rank == 0) return;
-    markov_rows = space.floats({B, w.markov_rank}), markov_in = space.rows(B, w.markov_rank, w.markov_head);
-    added = space.floats({B, Vd});
-  }
-};
-
 class FastEagleNetwork final : public Network {
  public:
   FastEagleNetwork(const FastEagleWeights& weights, const DraftInputs& inputs, const DraftSizes& sizes)
-      : w_(weights), in_(inputs), own_(weights, inputs, sizes), levels_(sizes.levels) {}
+      : w_(weights), in_(inputs), levels_(sizes.levels) {
+    const int64_t B = in_.requests(), M = in_.tokens.shape[0], F = in_.hidden_states.shape[1], TB = levels_ * B;
+    const int64_t C = w_.decoder.hidden, layers = static_cast<int64_t>(w_.decoder.layers.size());
+    const int64_t columns = w_.reads_halves() ? 2 * C : F + C, Vd = w_.head.total_rows();
+    states_ = own_.floats({M, F}), embedded_ = own_.floats({M, C});
+    normed_ = own_.floats({M, w_.reads_halves() ? C : F}), joined_ = own_.floats({M, columns});
+    fused_ = own_.floats({M, C});
+    hidden_states_ = own_.floats({M, C}), at_layers_ = own_.floats({M, layers, C});
+    workspace_ = own_.bytes(w_.decoder.workspace_bytes(M)), outputs_ = own_.floats({TB, C});
+    logits_ = own_.floats({TB, Vd});
+    if (w_.markov_rank == 0) return;
+    markov_rows_ = own_.floats({B, w_.markov_rank}), added_ = own_.floats({B, Vd});
+  }
 
   TensorView begin() override {
     const Decoder& d = w_.decoder;
@@ -45,35 +30,35 @@ class FastEagleNetwork final : public Network {
     fuse();
     run_cpu(DecoderPass{&d,
                         none,
-                        own_->fused,
-                        w_.reads_halves() ? OptionalTensor(own_->joined) : OptionalTensor(),
+                        fused_,
+                        w_.reads_halves() ? OptionalTensor(joined_) : OptionalTensor(),
                         in_.depths,
                         none,
                         in_.cache(0),
                         {in_.caches[0].cos, in_.caches[0].sin},
-                        {own_->hidden_states, own_->at_layers},
-                        own_->workspace});
+                        {hidden_states_, at_layers_},
+                        workspace_});
     const int64_t B = in_.requests(), layers = static_cast<int64_t>(d.layers.size());
-    for (int64_t i = 0; i < levels_ * B; ++i) {
-      own_->picked.as<int32_t>()[i] = static_cast<int32_t>(in_.last.as<int32_t>()[i % B] * layers + i / B);
-    }
-    take_rows(own_->at_layers, own_->picked.as<int32_t>(), own_->outputs);
+    std::vector<int64_t> picked(levels_ * B);  // level by level
+    for (int64_t i = 0; i < levels_ * B; ++i) picked[i] = in_.last.as<int32_t>()[i % B] * layers + i / B;
+    take_rows(at_layers_, picked.data(), outputs_);
     if (w_.head_norm.defined()) {
-      run_cpu(RmsNorm{own_->outputs, none, w_.head_norm, own_->head_in, d.eps});
-      project(own_->head_in, w_.head, own_->logits);
+      const TensorView head_in = own_.rows(levels_ * B, d.hidden, w_.head);
+      run_cpu(RmsNorm{outputs_, none, w_.head_norm, head_in, d.eps});
+      project(head_in, w_.head, logits_);
     } else {
-      project(prepared(own_->outputs, w_.head, own_->head_in), w_.head, own_->logits);
+      multiply(outputs_, w_.head, logits_);
     }
-    return w_.markov_rank == 0 ? own_->logits : rows_of(own_->logits, 0, B);
+    return w_.markov_rank == 0 ? logits_ : rows_of(logits_, 0, B);
   }
 
   // Adds to the level's logits what the likeliest tokens of the level above say.
   TensorView step(const LevelRows& rows) override {
     const int64_t B = in_.requests();
-    const TensorView logits = rows_of(own_->logits, ++level_ * B, B);
-    run_cpu(GatherRows{w_.markov_tokens, rows.own_tokens, own_->markov_rows});
-    project(prepared(own_->markov_rows, w_.markov_head, own_->markov_in), w_.markov_head, own_->added);
-    for (int64_t i = 0; i < logits.numel(); ++i) logits.as<float>()[i] += own_->added.as<float>()[i];
+    const TensorView logits = rows_of(logits_, ++level_ * B, B);
+    run_cpu(GatherRows{w_.markov_tokens, rows.own_tokens, markov_rows_});
+    multiply(markov_rows_, w_.markov_head, added_);
+    for (int64_t i = 0; i < logits.numel(); ++i) logits.as<float>()[i] += added_.as<float>()[i];
     return logits;
   }
 
@@ -83,25 +68,28 @@ class FastEagleNetwork final : public Network {
   void fuse() const {
     const Decoder& d = w_.decoder;
     const TensorView none;
-    take_rows(in_.hidden_states, in_.rows.as<int32_t>(), own_->states);
-    run_cpu(GatherRows{w_.embedding, in_.tokens, own_->embedded});
+    take_rows(in_.hidden_states, in_.rows.as<int32_t>(), states_);
+    run_cpu(GatherRows{w_.embedding, in_.tokens, embedded_});
     if (w_.reads_halves()) {
-      project(prepared(own_->states, w_.fuse, own_->fuse_in), w_.fuse, own_->fused);
-      run_cpu(RmsNorm{own_->embedded, none, w_.embedding_norm, own_->embedded, d.eps});
-      run_cpu(RmsNorm{own_->fused, none, w_.hidden_state_norm, own_->normed, d.eps});
-      return join_columns(own_->embedded, own_->normed, own_->joined);
+      multiply(states_, w_.fuse, fused_);
+      run_cpu(RmsNorm{embedded_, none, w_.embedding_norm, embedded_, d.eps});
+      run_cpu(RmsNorm{fused_, none, w_.hidden_state_norm, normed_, d.eps});
+      return join_columns(embedded_, normed_, joined_);
     }
     const auto states = [&](const TensorView& x) { return tensor(x.data, x.dtype, {x.numel() / d.hidden, d.hidden}); };
-    std::fill_n(own_->ones.as<float>(), d.hidden, 1.0f);
-    run_cpu(RmsNorm{states(own_->states), none, own_->ones, states(own_->normed), d.eps});
-    join_columns(own_->normed, own_->embedded, own_->joined);
-    project(prepared(own_->joined, w_.fuse, own_->fuse_in), w_.fuse, own_->fused);
+    std::vector<float> ones(d.hidden, 1.0f);
+    run_cpu(RmsNorm{states(states_), none, tensor(ones.data(), DType::kFloat32, {d.hidden}), states(normed_), d.eps});
+    join_columns(normed_, embedded_, joined_);
+    multiply(joined_, w_.fuse, fused_);
   }
 
   const FastEagleWeights& w_;
   const DraftInputs& in_;
-  Placed<FastEagleRows> own_;
   int64_t levels_, level_ = 0;
+  Scratch own_;
+  TensorView states_, embedded_, normed_, joined_, fused_, hidden_states_, at_layers_, workspace_;
+  TensorView outputs_, logits_;     // of all levels
+  TensorView markov_rows_, added_;  // of one level: what its nodes' tokens add to the logits behind them
 };
 
 }  // namespace

@@ -11,25 +11,15 @@ namespace {
 
 // The tensors of a pass over M rows.
 struct PassRows {
-  TensorView tokens, depths, lengths;                             // of a level; the first pass has its own lengths
-  TensorView x, delta, qkv, q, attended, gate_up, states, input;  // input: room for rows in any projection's form
-  TensorView query, read, table, seen, single;                    // of the target's cache: every row is a request there
+  TensorView tokens, depths, lengths;  // of a level; the first pass has its own lengths
+  TensorView x, delta, qkv, q, attended, gate_up, states;
+  TensorView query, read, table, seen, single;  // of the target's cache: every row is a request there
 
-  PassRows(const GlideWeights& n, const DraftInputs& in, int64_t M, Workspace& space)
+  PassRows(const GlideWeights& n, const DraftInputs& in, int64_t M, Scratch& space)
       : PassRows(n, n.decoder, M, in.requests(), in.block_table.shape[1], space) {}
 
-  // Multiplies rows that are in no projection's form yet.
-  void multiply(const TensorView& from, const Projection& reader, const TensorView& out) const {
-    project(prepared(from, reader, room_for(reader, from)), reader, out);
-  }
-  // Room for the rows `from` in a projection's form, until the next call.
-  TensorView room_for(const Projection& reader, const TensorView& from) const {
-    Workspace space(input.as<uint8_t>());
-    return space.rows(from.shape[0], from.shape[1], reader);
-  }
-
  private:
-  PassRows(const GlideWeights& n, const Decoder& d, int64_t M, int64_t B, int64_t pages, Workspace& space)
+  PassRows(const GlideWeights& n, const Decoder& d, int64_t M, int64_t B, int64_t pages, Scratch& space)
       : tokens(space.ints({M})),
         depths(space.ints({M})),
         lengths(space.ints({B})),
@@ -40,17 +30,11 @@ struct PassRows {
         attended(space.floats({M, d.heads, d.head_dim})),
         gate_up(space.floats({M, 2 * d.intermediate})),
         states(space.floats({M, d.hidden})),
-        input(space.floats({M, widest(n) + kBlock})),
         query(space.floats({M, n.target_heads, n.target_head_dim})),
         read(space.floats({M, n.target_heads, n.target_head_dim})),
         table(space.ints({M, pages})),
         seen(space.ints({M})),
         single(space.ints({M + 1})) {}
-
-  static int64_t widest(const GlideWeights& n) {
-    const Decoder& d = n.decoder;
-    return std::max({d.hidden, d.heads * d.head_dim, d.intermediate, n.target_heads * n.target_head_dim});
-  }
 };
 
 // The chains of a pass: which rows belong to which request, and where their keys and values go.
@@ -58,42 +42,33 @@ struct Chains {
   TensorView tokens, lengths, row_start;
 };
 
-// Passes of the chains and of a level, and one row per request for the head.
-struct GlideRows {
-  PassRows chains, level;
-  TensorView last, head_in, logits;
-
-  GlideRows(const GlideWeights& w, const DraftInputs& in, Workspace& space)
-      : chains(w, in, in.tokens.shape[0], space),
-        level(w, in, in.requests(), space),
-        last(space.floats({in.requests(), w.decoder.hidden})),
-        head_in(space.rows(in.requests(), w.decoder.hidden, w.head)),
-        logits(space.floats({in.requests(), w.head.total_rows()})) {}
-};
-
 class GlideNetwork final : public Network {
  public:
   GlideNetwork(const GlideWeights& weights, const DraftInputs& inputs)
-      : w_(weights), in_(inputs), own_(weights, inputs) {}
+      : w_(weights),
+        in_(inputs),
+        chains_(w_, in_, in_.tokens.shape[0], own_),
+        level_(w_, in_, in_.requests(), own_),
+        last_(own_.floats({in_.requests(), w_.decoder.hidden})),
+        logits_(own_.floats({in_.requests(), w_.head.total_rows()})) {}
 
   TensorView begin() override {
-    pass(own_->chains, {in_.tokens, in_.lengths, in_.row_start});
-    take_rows(own_->chains.states, in_.last.as<int32_t>(), own_->last);
-    std::copy_n(in_.ends.as<int32_t>(), in_.requests(), own_->level.lengths.as<int32_t>());
-    return logits(own_->last);
+    pass(chains_, {in_.tokens, in_.lengths, in_.row_start});
+    take_rows(chains_.states, in_.last.as<int32_t>(), last_);
+    std::copy_n(in_.ends.as<int32_t>(), in_.requests(), level_.lengths.as<int32_t>());
+    return logits(last_);
   }
 
   TensorView step(const LevelRows& rows) override {
-    const PassRows& level = own_->level;
-    pass(level, {rows.tokens, level.lengths, rows.row_start});
-    for (int64_t b = 0; b < in_.requests(); ++b) ++level.lengths.as<int32_t>()[b];
-    return logits(level.states);
+    pass(level_, {rows.tokens, level_.lengths, rows.row_start});
+    for (int64_t b = 0; b < in_.requests(); ++b) ++level_.lengths.as<int32_t>()[b];
+    return logits(level_.states);
   }
 
  private:
   TensorView logits(const TensorView& states) const {
-    project(prepared(states, w_.head, own_->head_in), w_.head, own_->logits);
-    return own_->logits;
+    multiply(states, w_.head, logits_);
+    return logits_;
   }
 
   // Fills depths, and what each row sees of the target's cache.
@@ -136,14 +111,14 @@ class GlideNetwork final : public Network {
   void read_target(const PassRows& rows, const Chains& chains, size_t layer) const {
     for (int64_t i = 0; i < rows.x.numel(); ++i)
       rows.x.as<float>()[i] += rows.delta.as<float>()[i];  // no norm before it
-    rows.multiply(rows.x, w_.queries[layer], as_rows(rows.query));
+    multiply(rows.x, w_.queries[layer], as_rows(rows.query));
     rotate(rows, chains);
     const CacheTensors& target = in_.caches[1];
     const int64_t which = target.k.shape[0] - static_cast<int64_t>(w_.decoder.layers.size() - layer);
     const KvCacheView all{target.k, target.v, rows.table, rows.seen, rows.single, 0};
     const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(w_.target_head_dim)));
     run_cpu(TreeAttention{rows.query, all.layer(which), {}, rows.read, scale, w_.reach, true, {}});
-    rows.multiply(as_rows(rows.read), w_.outs[layer], rows.delta);
+    multiply(as_rows(rows.read), w_.outs[layer], rows.delta);
   }
 
   // Runs all layers; writes states after the final norm.
@@ -162,18 +137,19 @@ class GlideNetwork final : public Network {
     for (size_t i = 0; i < d.layers.size(); ++i) {
       const DecoderLayer& layer = d.layers[i];
       const KvCacheView cache = all.layer(static_cast<int64_t>(i));
-      const TensorView attention_in = rows.room_for(layer.qkv, rows.x);
+      Scratch own_rows;  // in the forms of projections
+      const int64_t M = rows.x.shape[0];
+      const TensorView attention_in = own_rows.rows(M, d.hidden, layer.qkv);
       run_cpu(RmsNorm{rows.x, delta, layer.attention_norm, attention_in, d.eps});
       project(attention_in, layer.qkv, rows.qkv);
       run_cpu(RopeCache{rows.qkv, own.cos, own.sin, layer.q_norm, layer.k_norm, rows.depths, cache, rows.q, d.eps});
       run_cpu(TreeAttention{rows.q, cache, {}, rows.attended, scale, layer.window, true, {}, layer.sinks});
-      rows.multiply(as_rows(rows.attended), layer.attention_out, rows.delta);
+      multiply(as_rows(rows.attended), layer.attention_out, rows.delta);
       if (w_.reads_target()) read_target(rows, chains, i);
-      const TensorView mlp_in = rows.room_for(layer.gate_up, rows.x);
+      const TensorView mlp_in = own_rows.rows(M, d.hidden, layer.gate_up);
       run_cpu(RmsNorm{rows.x, rows.delta, layer.mlp_norm, mlp_in, d.eps});
       project(mlp_in, layer.gate_up, rows.gate_up);
-      const TensorView gated = tensor(nullptr, DType::kFloat32, {rows.x.shape[0], d.intermediate});
-      const TensorView down_in = rows.room_for(layer.down, gated);
+      const TensorView down_in = own_rows.rows(M, d.intermediate, layer.down);
       run_cpu(SiluMul{rows.gate_up, down_in});
       project(down_in, layer.down, rows.delta);
       delta = rows.delta;
@@ -183,7 +159,9 @@ class GlideNetwork final : public Network {
 
   const GlideWeights& w_;
   const DraftInputs& in_;
-  Placed<GlideRows> own_;
+  Scratch own_;
+  PassRows chains_, level_;
+  TensorView last_, logits_;  // one row per request
 };
 
 // Checks the target's cache and tables.

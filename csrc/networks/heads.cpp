@@ -5,19 +5,6 @@
 namespace specengine {
 namespace {
 
-// The tensors of T levels of B requests; their rows lie level by level.
-struct HeadRows {
-  TensorView before, x, gate_up, added, logits, inputs;
-
-  HeadRows(const HeadsWeights& w, int64_t B, int64_t T, Workspace& space)
-      : before(space.ints({B})),
-        x(space.floats({T * B, w.hidden})),
-        gate_up(space.floats({B, 2 * w.hidden})),
-        added(space.floats({B, w.hidden})),
-        logits(space.floats({T * B, w.tokens()})),
-        inputs(space.floats({T * B, w.hidden + kBlock})) {}  // room for rows in the form of any projection
-};
-
 bool same_product(const Projection& a, const Projection& b) {
   bool same = a.weights.size() == b.weights.size() && a.bias.data == b.bias.data;
   for (size_t i = 0; same && i < a.weights.size(); ++i) same = a.weights[i].data == b.weights[i].data;
@@ -27,48 +14,48 @@ bool same_product(const Projection& a, const Projection& b) {
 class HeadsNetwork final : public Network {
  public:
   HeadsNetwork(const HeadsWeights& weights, const DraftInputs& inputs, const DraftSizes& sizes)
-      : w_(weights), in_(inputs), own_(weights, inputs.requests(), sizes.levels), T_(sizes.levels) {}
+      : w_(weights), in_(inputs), T_(sizes.levels) {
+    const int64_t B = in_.requests(), C = w_.hidden;
+    x_ = own_.floats({T_ * B, C}), gate_up_ = own_.floats({B, 2 * C}), added_ = own_.floats({B, C});
+    logits_ = own_.floats({T_ * B, w_.tokens()});
+  }
 
   TensorView begin() override {
     const int64_t B = in_.requests();
-    int32_t* before = own_->before.as<int32_t>();
+    std::vector<int32_t> before(B);
     for (int64_t b = 0; b < B; ++b) before[b] = in_.rows.as<int32_t>()[in_.last.as<int32_t>()[b]];
-    std::fill_n(own_->gate_up.as<float>(), own_->gate_up.numel(), 1.0f);
+    std::fill_n(gate_up_.as<float>(), gate_up_.numel(), 1.0f);
     for (int64_t t = 0; t < T_; ++t) {
-      const TensorView x = rows_of(own_->x, t * B, B);
-      take_rows(in_.hidden_states, before, x);
+      const TensorView x = rows_of(x_, t * B, B);
+      take_rows(in_.hidden_states, before.data(), x);
       add_blocks(w_.heads[t], x);
     }
     for (int64_t first = 0, end; first < T_; first = end) {
       const Projection& product = w_.heads[first].logits;
       for (end = first + 1; end < T_ && same_product(w_.heads[end].logits, product);) ++end;
       const int64_t rows = (end - first) * B;
-      multiply(rows_of(own_->x, first * B, rows), product, rows_of(own_->logits, first * B, rows));
+      multiply(rows_of(x_, first * B, rows), product, rows_of(logits_, first * B, rows));
     }
-    return own_->logits;
+    return logits_;
   }
 
   TensorView step(const LevelRows&) override { throw std::logic_error("all levels of heads are known at once"); }
 
  private:
-  void multiply(const TensorView& x, const Projection& product, const TensorView& out) const {
-    Workspace space(own_->inputs.as<uint8_t>());
-    project(prepared(x, product, space.rows(x.shape[0], x.shape[1], product)), product, out);
-  }
-
   // x += silu(block(x)), block by block.
   void add_blocks(const DraftHead& head, const TensorView& x) const {
     for (const Projection& block : head.blocks) {
-      multiply(x, block, own_->gate_up);  // the left half; the right one holds ones
-      run_cpu(SiluMul{own_->gate_up, own_->added});
-      for (int64_t i = 0; i < x.numel(); ++i) x.as<float>()[i] += own_->added.as<float>()[i];
+      multiply(x, block, gate_up_);  // the left half; the right one holds ones
+      run_cpu(SiluMul{gate_up_, added_});
+      for (int64_t i = 0; i < x.numel(); ++i) x.as<float>()[i] += added_.as<float>()[i];
     }
   }
 
   const HeadsWeights& w_;
   const DraftInputs& in_;
-  Placed<HeadRows> own_;
   int64_t T_;
+  Scratch own_;
+  TensorView x_, gate_up_, added_, logits_;  // rows of T levels lie level by level
 };
 
 }  // namespace

@@ -23,7 +23,6 @@ class Workspace {
   explicit Workspace(uint8_t* data) : data_(data) {}
 
   TensorView floats(std::initializer_list<int64_t> shape) { return place(DType::kFloat32, sizeof(float), shape); }
-  TensorView longs(std::initializer_list<int64_t> shape) { return place(DType::kInt64, sizeof(int64_t), shape); }
   TensorView ints(std::initializer_list<int64_t> shape) { return place(DType::kInt32, sizeof(int32_t), shape); }
   TensorView bytes(int64_t count) { return place(DType::kUInt8, 1, {count}); }
   // Rows of C columns in the form that the projection multiplies.
@@ -44,32 +43,27 @@ class Workspace {
   int64_t used_ = 0;
 };
 
-// Tensors in memory of their own: a struct that is made of some arguments and a workspace.
-template <typename Tensors>
-class Placed {
+// Tensors in memory of their own, which lives as long as it. Nothing is written before its use.
+class Scratch {
  public:
-  template <typename... Args>
-  explicit Placed(const Args&... args)
-      : memory_(new uint8_t[bytes_for(args...) + kAlignment]), space_(aligned()), tensors_(args..., space_) {}
-
-  const Tensors* operator->() const { return &tensors_; }
+  TensorView floats(std::initializer_list<int64_t> shape) { return place(DType::kFloat32, shape); }
+  TensorView ints(std::initializer_list<int64_t> shape) { return place(DType::kInt32, shape); }
+  TensorView longs(std::initializer_list<int64_t> shape) { return place(DType::kInt64, shape); }
+  TensorView bytes(int64_t count) { return place(DType::kUInt8, {count}); }
+  TensorView rows(int64_t M, int64_t C, const Projection& reader) {
+    return reader.quantises_rows() ? place(DType::kUInt8, {M, blocks_of(C), kRowBlockBytes}) : floats({M, C});
+  }
 
  private:
-  static constexpr int64_t kAlignment = 64;
-
-  template <typename... Args>
-  static int64_t bytes_for(const Args&... args) {
-    Workspace count(nullptr);
-    Tensors(args..., count);
-    return count.used();
-  }
-  uint8_t* aligned() const {
-    return memory_.get() + (kAlignment - reinterpret_cast<uintptr_t>(memory_.get()) % kAlignment);
+  TensorView place(DType dtype, std::initializer_list<int64_t> shape) {
+    constexpr int64_t kAlignment = 64;
+    TensorView view = tensor(nullptr, dtype, shape);
+    made_.emplace_back(new uint8_t[bytes_of(view) + kAlignment]);
+    view.data = made_.back().get() + (kAlignment - reinterpret_cast<uintptr_t>(made_.back().get()) % kAlignment);
+    return view;
   }
 
-  std::unique_ptr<uint8_t[]> memory_;
-  Workspace space_;
-  Tensors tensors_;
+  std::vector<std::unique_ptr<uint8_t[]>> made_;
 };
 
 // `count` rows of a contiguous tensor, from `first` on.
@@ -100,11 +94,13 @@ inline void join_columns(const TensorView& left, const TensorView& right, const 
   }
 }
 
-// Rows x as the projection multiplies them, made in `room` (see Workspace::rows) if they are others.
-inline TensorView prepared(const TensorView& x, const Projection& projection, const TensorView& room) {
-  if (!projection.quantises_rows()) return x;
-  run_cpu(QuantiseRows{x, room});
-  return room;
+// The projection of rows of floats [M, C].
+inline void multiply(const TensorView& x, const Projection& projection, const TensorView& out) {
+  if (!projection.quantises_rows()) return project(x, projection, out);
+  Scratch own;
+  const TensorView rows = own.rows(x.shape[0], x.shape[1], projection);
+  run_cpu(QuantiseRows{x, rows});
+  project(rows, projection, out);
 }
 
 }  // namespace specengine
