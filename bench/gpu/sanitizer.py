@@ -56,17 +56,23 @@ SMALL = {
     "trees/add_copies": "add_copies::test_a_chain_that_no_candidate_begins_hangs_below_the_root",
     "trees/commit_tokens": "commit_tokens::test_a_run_is_cut_at_the_final_length",
     "trees/draft_lookup": "draft_lookup::test_the_longest_match_wins_and_of_equals_the_newest",
-    "trees/expand_backbone": "expand_backbone::test_two_levels_of_two_by_hand",
+    "trees/best_tokens": "growth/expand_levels::test_the_likeliest_tokens_are_those_of_torch",
+    "trees/expand_levels": "expand_backbone::test_two_levels_of_two_by_hand",
+    "trees/expand_levels, best first": "growth/expand_levels::test_a_tree_is_no_deeper_than_its_request_may_commit",
+    "trees/expand_node": "growth/expand_node::test_a_node_without_a_distribution_has_no_children_on_cuda",
     "trees/expand_level": "growing_trees::test_given_entries_of_a_level_of_logits_are_expanded",
     "trees/gru_step": "gru_step::test_rows_continue_the_states_that_they_name",
     "trees/grow_level": "growing_trees::test_a_request_that_drafts_nothing_has_its_root_alone_and_padding",
     "trees/pairs": "pairs::test_a_cycle_leaves_the_pairs_of_its_path",
     "trees/select_nodes": "select_nodes::test_a_small_tree_by_hand",
     "trees/add_delta": "add_delta::test_a_sum_may_lie_where_its_rows_do",
-    "trees/fill_ranks": "fill_ranks::test_tokens_become_the_targets_and_those_that_are_missing_are_padding",
     "trees/text_rows": "text_rows::test_unread_tokens_are_chains_and_count_as_read_but_for_the_root",
 }
-TESTS = {name: f"{ROOT}/tests/ops/test_{test.replace('::', '.py::')}" for name, test in SMALL.items()}
+PLACES = {name: test.rpartition("/")[::2] for name, test in SMALL.items()}  # folder, and what is in it
+TESTS = {
+    name: f"{ROOT}/tests/{folder or 'ops'}/test_{test.replace('::', '.py::')}"
+    for name, (folder, test) in PLACES.items()
+}
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard")
 PASSED = re.compile(r"\b[1-9]\d* passed")  # in pytest's last line
 ERRORS_SEEN = 9  # exit code of compute-sanitizer; pytest's are below 6

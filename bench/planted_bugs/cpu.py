@@ -228,10 +228,35 @@ BUGS = {
     "tree growth": (
         "tests/ops/test_expand_backbone.py tests/ops/test_select_nodes.py tests/draft_trees/*.py tests/growth/*.py",
         {
-            "score skips the parent": (
-                "csrc/cpu/**/expand_backbone.cpp",
-                "scores[parent] + log_probs[i]",
-                "scores[backbone] + log_probs[i]",
+            "backbone score leaves out its parent": (
+                "csrc/growth/backbone.h",
+                "above[level] + children.log_prob(level, rank)",
+                "children.log_prob(level, rank)",
+            ),
+            "ranks of the level below": (
+                "csrc/growth/ranks.h",
+                "clamp(depths[node - 1] - 1, levels - 1)",
+                "clamp(depths[node - 1], levels - 1)",
+            ),
+            "ties of a ddtree go to the earlier node": (
+                "csrc/growth/best_first.h",
+                "kind == BestFirstKind::kDdtree ? has_lower_ranks(node, other) : node < other",
+                "node < other",
+            ),
+            "opened node competes again": (
+                "csrc/growth/best_first.h",
+                "next[node] = children.count;\n      return node;",
+                "return node;",
+            ),
+            "top2gap rounds halves up": (
+                "csrc/growth/best_first.h",
+                "std::rint(count * share)",
+                "std::floor(count * share + 0.5)",
+            ),
+            "deepest level is opened": (
+                "csrc/growth/best_first.h",
+                "nodes.depths[child] < levels ? child : -1",
+                "nodes.depths[child] <= levels ? child : -1",
             ),
             "limit leaves the deepest level out": (
                 "csrc/cpu/**/select_nodes.cpp",

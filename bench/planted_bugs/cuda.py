@@ -203,8 +203,8 @@ BUGS = {
         },
     ),
     "trees (CUDA)": (
-        "tests/ops/test_select_nodes.py tests/ops/test_expand_backbone.py tests/growth/test_growing_trees.py "
-        "tests/ops/test_fill_ranks.py tests/ops/test_add_copies.py tests/ops/test_gru_step.py",
+        "tests/ops/test_select_nodes.py tests/ops/test_expand_backbone.py tests/growth/*.py "
+        "tests/ops/test_add_copies.py tests/ops/test_gru_step.py",
         {
             "words before count themselves": (
                 "csrc/cuda/**/select_nodes.cu",
@@ -216,20 +216,25 @@ BUGS = {
                 "  node_of[t] = node;\n  __syncthreads();",
                 "  node_of[t] = node;",
             ),
-            "backbone score leaves out its level": (
-                "csrc/cuda/**/expand_backbone.cu",
-                "levels[level].score + log_probs[at];",
-                "levels[level].score;",
+            "unsound level is a level": (
+                "csrc/cuda/**/expand_levels.cu",
+                "unsound = __syncthreads_or(unsound);",
+                "__syncthreads();",
+            ),
+            "lanes keep their own best entry": (
+                "csrc/cuda/**/best_first.cuh",
+                "if (other >= 0) meet(other);",
+                "if (other >= 0 && best < 0) meet(other);",
             ),
             "child of the wrong row": (
                 "csrc/cuda/**/grow_level.cu",
                 "static_cast<int64_t>(b) * op.width + row;",
                 "static_cast<int64_t>(b) * op.width;",
             ),
-            "ranks of the level below": (
-                "csrc/cuda/**/fill_ranks.cu",
-                "max(op.tree_depths[n] - 1, 0)",
-                "max(op.tree_depths[n], 0)",
+            "tree goes on in the columns of another request": (
+                "csrc/ops/**/expand_node.h",
+                "all.tree.next += from",
+                "all.tree.next += b",
             ),
             "copied chain forgets its start": (
                 "csrc/cuda/**/add_copies.cu",

@@ -56,15 +56,17 @@ inline float log_sum_exp(const float* x, int64_t size, float highest) {
   return highest + static_cast<float>(std::log(total));
 }
 
-// The `width` likeliest tokens with their log-probabilities; false where the scores have no distribution: NaN or
-// +infinity among them, or all -infinite.
-inline bool best_of_row(const float* x, int64_t size, int64_t width, int32_t* tokens, float* log_probs) {
+// Whether the scores have a distribution: no NaN or +infinity among them, and not all -infinite.
+inline bool has_distribution(const float* x, int64_t size) {
   bool sees_nan = false;
-  if (!std::isfinite(highest_of(x, size, sees_nan)) || sees_nan) return false;
+  return std::isfinite(highest_of(x, size, sees_nan)) && !sees_nan;
+}
+
+// The `width` likeliest tokens with their log-probabilities, of scores that have a distribution.
+inline void best_of_row(const float* x, int64_t size, int64_t width, int32_t* tokens, float* log_probs) {
   top_k(x, size, width, tokens, log_probs);
   const float normaliser = log_sum_exp(x, size, log_probs[0]);
   for (int64_t i = 0; i < width; ++i) log_probs[i] -= normaliser;
-  return true;
 }
 
 // Fails for a row without a distribution. indices: of the row.

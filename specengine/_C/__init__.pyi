@@ -733,10 +733,9 @@ def expand_node(
     limits: DepthLimits,
     candidates: CandidateColumns,
     after: BeamRows,
-    kind: int,
+    shape: LevelShape,
     levels: int,
     step: int,
-    beta: float,
 ) -> None: ...
 def select_limited(
     candidates: CandidateColumns,

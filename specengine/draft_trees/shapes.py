@@ -18,7 +18,7 @@ class Beam:
 
     levels: of the tree.  children: of an opened node.  With width 1 and more children it is a backbone (FastEagle
     section 3), with one child a chain.
-    widths, thresholds: an opened node has widths[number of thresholds below its highest probability] children (CAPE,
+    widths, thresholds: an opened node has widths[number of thresholds below its first child's chance] children (CAPE,
     GLIDE section 3.3); no thresholds: `children`.
     """
 

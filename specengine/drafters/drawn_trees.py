@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
-from specengine import _C
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
@@ -115,15 +113,15 @@ class DrawnTrees(GrowingTrees):
         if (widths := self._widths(values, found.confidence)) is not None:
             drawn = torch.where(torch.arange(level.children, device=drawn.device) < widths[:, None], drawn, -1)
         scores = torch.zeros(drawn.shape, device=drawn.device)
-        return self._add_level(partial(_C.grow_level, drawn, scores), token_ids=None)
+        return self._add_children(drawn, scores, token_ids=None)
 
     def _draw(self, logits: torch.Tensor, sampling: Sampling, count: int) -> torch.Tensor:
         """Returns the target's tokens int32 [B * w, count]; -1 where a distribution has no further token."""
         tokens, parents, depths, _ = self._candidates
         starts, owners = self.plan.columns_start, self.plan.owners[self.level]
-        if is_host(logits.device):  # the op checks what it reads there: columns that are not written yet, absent tokens
-            if self.level == 0:
-                tokens[:, :1], parents[:, :1], depths[:, :1] = self._roots, -1, 0
+        if self.level == 0:  # their column is written with the first level
+            tokens, (parents, depths, starts) = self._roots, self.plan.lone_roots
+        elif is_host(logits.device):  # the op checks what it reads there: columns that are not written, absent tokens
             columns = (tokens.clamp(min=0), parents, depths)
             tokens, parents, depths = (column[:, : self.first].contiguous() for column in columns)
             starts = torch.arange(0, len(tokens) * self.first + 1, self.first, dtype=torch.int32)

@@ -43,7 +43,7 @@ def filled(engine):
 def test_an_unread_request_is_decoded_plainly_and_shares_its_pages(make, monkeypatch, name, params):
     engine, plain = make(name), make("none")
     asked = answer(monkeypatch, engine, False)
-    monkeypatch.setattr(engine.drafter.pairs.network, "pick", lambda *_: 1 / 0)
+    monkeypatch.setattr(engine.drafter.reader.network, "pick", lambda *_: 1 / 0)
     for prompt in (FIRST, SECOND):
         assert said(engine, [prompt], params) == said(plain, [prompt], params)
     assert engine.cache.prefixes == plain.cache.prefixes and engine.cache.prefixes.hit == whole(len(SYSTEM))

@@ -167,7 +167,8 @@ OPS = {
         "ranks: i32[B,N]  next: i32[B,N]  steps: i32[B,N]  scores: f64[B,N]  counts: i32[B]  opened: i32[B]  "
         "token_ids?: i32[V]  roots: i32[B,1]  known: i32[B]  limits?: i32[B]  history_length?: i32[B]  "
         "final_length?: i32[B]  active?: i32[B]  tokens: i32[B,N]  parents: i32[B,N]  depths: i32[B,N]  "
-        "scores: f32[B,N]  beam: i32[B,1]  tokens: i32[B]  depths: i32[B]  ancestors: i32[B,W]  above: i64[B]",
+        "scores: f32[B,N]  beam: i32[B,1]  tokens: i32[B]  depths: i32[B]  ancestors: i32[B,W]  above: i64[B]  "
+        "ranks?: i32[C]  parents?: i32[C]  depths?: i32[C]  thresholds?: f32[C]  widths?: i32[C]",
         ("expand_node",),
     ),
     "expand_levels": Op(
@@ -190,18 +191,18 @@ OPS = {
         ("join_rows",),
     ),
     "grow_level": Op(
-        "best_tokens: i32[best,k]  best_scores: f32[best,k]  token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  "
-        "known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  "
-        "tokens?: i32[R]  depths?: i32[R]  ancestors: i32[R,W]  above?: i64[R]  beam: i32[B,w]  tokens: i32[next]  "
+        "best_tokens: i32[best,k]  best_scores: f32[best,k]  token_ids?: i32[V]  order?: i32[w]  entries?: i32[E]  "
+        "roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  "
+        "beam: i32[B,before]  tokens?: i32[R]  depths?: i32[R]  ancestors: i32[R,W]  above?: i64[R]  beam: i32[B,w]  "
+        "tokens: i32[next]  "
         "depths: i32[next]  ancestors: i32[next,W]  above: i64[next]  origin?: i64[R]",
         ("grow_level",),
     ),
     "expand_level": Op(
         "logits: f32[rows,V]  delta?: f32[R,V]  confidence?: f32[chances]  thresholds?: f32[T]  "
-        "widths?: i32[classes]  tokens: i32[R,S,k]  scores: f32[R,S,k]  "
-        "sums: f32[R,S]  arrived: i32[B]  "
-        "token_ids?: i32[V]  order?: i32[w]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  "
-        "depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  tokens?: i32[R]  depths?: i32[R]  "
+        "widths?: i32[classes]  tokens: i32[R,S,k]  scores: f32[R,S,k]  sums: f32[R,S]  arrived: i32[B]  "
+        "token_ids?: i32[V]  order?: i32[w]  entries?: i32[E]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  "
+        "parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  tokens?: i32[R]  depths?: i32[R]  "
         "ancestors: i32[R,W]  above?: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  "
         "ancestors: i32[next,W]  above: i64[next]  origin?: i64[R]",
         ("expand_level",),

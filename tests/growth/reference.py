@@ -10,6 +10,7 @@ from itertools import product
 from math import exp
 
 import numpy as np
+import torch
 
 Path = tuple[int, ...]
 Children = Callable[[Path], Sequence[float]]
@@ -65,3 +66,10 @@ def backbone(children_of: Children, levels: int, widths: Sequence[int], threshol
         sure = np.exp(np.float32(children_of(above)[0])) > np.asarray(thresholds, dtype=np.float32)
         found += [(*above, rank) for rank in range(widths[int(sure.sum())])]
     return found
+
+
+def confident(log_probs: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
+    """The logarithms of chances of children [R, k]: the first one's is its confidence [R], others share the rest."""
+    chances = log_probs.exp()
+    rest = ((1 - confidence[:, None]) / (1 - chances[:, :1]).clamp(min=1e-6)).clamp(max=1.0)
+    return torch.cat([confidence[:, None], chances[:, 1:] * rest], 1).clamp(1e-30, 1.0).log()

@@ -7,10 +7,12 @@ import zlib
 import pytest
 import torch
 
-from specengine.drafters.block.head import Children
+from specengine.draft_trees.shapes import BestFirst
+from specengine.ops.growth.best_first_trees import BestFirstTrees
 from specengine.ops.growth.expand_levels import BEST_FIRST, DepthLimits
-from specengine.ops.growth.expand_node import PathPlan, PathTrees
+from specengine.ops.growth.growing_trees import Children, GrowthPlan, Logits
 from specengine.ops.growth.top_tokens import top_tokens
+from tests.backends import Backend
 from tests.growth import reference
 
 CASES = int(os.environ.get("SPECENGINE_GROWTH_CASES", "12"))  # of each shape; fuzzing runs more
@@ -65,27 +67,24 @@ def check(backend, kind, seed):
     sure, shifted = draw.random() < 0.4, draw.random() < 0.4
 
     put = backend.put
-    plan = PathPlan.of(kind, batch, nodes, children, levels, backend.device, beta)
-    trees = PathTrees(
-        plan, put(ints([[70 + b] for b in range(batch)])), put(ints(known)), None if ids is None else put(ids),
-        DepthLimits(put(ints(limits))),
-    )  # fmt: skip
+    plan = GrowthPlan.of(BestFirst(kind, levels, nodes, children, beta), batch, backend.device)
+    roots, own = put(ints([[70 + b] for b in range(batch)])), None if ids is None else put(ids)
+    trees = BestFirstTrees(plan, roots, put(ints(known)), own, limits=DepthLimits(put(ints(limits))))
     paths, steps = network.memory[0], 0
     while True:
         logits = torch.stack([network.logits(path) if path else torch.full((vocab,), torch.nan) for path in paths])
         delta = torch.ones(batch, vocab) if shifted else None
         confidence = torch.tensor([0.3 * len(path) - 1 for path in paths]) if sure else None
-        rows = trees.expand(
-            put(logits if delta is None else logits - 1), None if delta is None else put(delta),
-            None if confidence is None else put(confidence),
-        )  # fmt: skip
+        given = (logits if delta is None else logits - 1, delta, confidence)
+        rows = trees.add(Logits(*(None if each is None else put(each) for each in given)))
         steps += 1
         assert not plan.arrived.any()
         if rows is None:
             break
         paths = network.step(rows)
         check_rows(rows, network, paths)
-    assert steps == plan.steps
+    opened = max(1, -(-(nodes - 1) // children) if kind == "jetspec" else nodes - 1)
+    assert steps <= opened if backend.name == "cpu" else steps == opened
     columns = [column.cpu() for column in trees.columns]
     for b in range(batch):
         limit = limits[b] if known[b] else 0
@@ -119,7 +118,7 @@ def expected_columns(backend, network, kind, b, children, nodes, limit, beta, id
         for depth, rank in enumerate(ranks):
             log_probs = torch.tensor([list_of(ranks[:depth])[1]])
             chance = torch.tensor([0.3 * (1 + depth) - 1]).sigmoid()
-            total += Children(None, log_probs, None, chance).scores[0, rank].item()
+            total += reference.confident(log_probs, chance)[0, rank].item()
         return total
 
     of = lambda above: list_of(above)[1]  # noqa: E731
@@ -133,6 +132,11 @@ def expected_columns(backend, network, kind, b, children, nodes, limit, beta, id
     return [*own, *([[-1, -1, -1, 0.0]] * (nodes - len(own)))]
 
 
+def trees_of(backend, shape, batch=1, ids=None):
+    one = backend.put(ints([1] * batch))
+    return BestFirstTrees(GrowthPlan.of(shape, batch, backend.device), one[:, None].contiguous(), one, ids)
+
+
 @pytest.mark.parametrize("kind", BEST_FIRST)
 def test_trees_are_those_of_the_definition(backend, kind):
     for seed in range(CASES if backend.name == "cpu" else min(CASES, 100)):
@@ -140,11 +144,9 @@ def test_trees_are_those_of_the_definition(backend, kind):
 
 
 def test_large_vocabularies_and_many_steps(backend):
-    plan = PathPlan.of("ddtree", 1, 60, 20, 6, backend.device)
-    one = backend.put(ints([1]))
-    trees, network = PathTrees(plan, one[:, None].contiguous(), one), Network(3, 1, 9000, False)
+    trees, network = trees_of(backend, BestFirst("ddtree", 6, 60, 20)), Network(3, 1, 9000, False)
     paths = network.memory[0]
-    while (rows := trees.expand(backend.put(torch.stack([network.logits(path) for path in paths])))) is not None:
+    while (rows := trees.add(Logits(backend.put(torch.stack([network.logits(path) for path in paths]))))) is not None:
         paths = network.step(rows)
         check_rows(rows, network, paths)
     tokens, parents, depths, scores = (column[0].tolist() for column in trees.columns)
@@ -152,35 +154,50 @@ def test_large_vocabularies_and_many_steps(backend):
     assert len({*zip(parents, tokens, strict=True)}) == 60
 
 
+@pytest.mark.parametrize("kind", BEST_FIRST)
+def test_children_that_a_network_knows_grow_the_trees_of_their_distributions(backend, kind):
+    network, put = Network(5, 2, 12, False), backend.put
+    ids = put(torch.randperm(12, dtype=torch.int32) + 100)
+    trees = [trees_of(backend, BestFirst(kind, 3, 12, 3), 2, ids) for _ in range(2)]
+    paths = network.memory[0]
+    while True:
+        logits = torch.full((2, 12), -torch.inf)
+        best = torch.stack([network.logits(path) for path in paths]).topk(5)
+        logits = logits.scatter(1, best.indices, best.values)
+        known = Children(put(best.indices.int()), put(best.values.log_softmax(-1)))
+        ours, theirs = trees[0].add(known), trees[1].add(Logits(put(logits)))
+        assert (ours is None) == (theirs is None)
+        if ours is None:
+            break
+        assert ours.above.equal(theirs.above)
+        paths = network.step(ours)
+    for own, other in zip(trees[0].columns[:3], trees[1].columns[:3], strict=True):
+        assert own.equal(other)
+    torch.testing.assert_close(trees[0].columns[3], trees[1].columns[3])
+
+
 def test_a_node_without_a_distribution_has_no_children_on_cuda(cuda_backend):
-    put, one = cuda_backend.put, cuda_backend.put(ints([1, 1]))
-    trees = PathTrees(PathPlan.of("jetspec", 2, 7, 2, 3, cuda_backend.device), one[:, None].contiguous(), one)
+    put, trees = cuda_backend.put, trees_of(cuda_backend, BestFirst("jetspec", 3, 7, 2), 2)
     logits = torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
-    rows = trees.expand(put(logits))
+    rows = trees.add(Logits(put(logits)))
     assert rows.tokens.tolist() == [0, 0]
     bad = logits.clone()
     bad[1, 2] = torch.nan
-    rows = trees.expand(put(bad))
+    rows = trees.add(Logits(put(bad)))
     assert rows.tokens.tolist() == [0, 1]  # the best node left
-    trees.expand(put(logits))
+    trees.add(Logits(put(logits)))
     parents, depths = (trees.columns[column].tolist() for column in (1, 2))
     assert parents[1] == [-1, 0, 0, 2, 2, -1, -1] and depths[1] == [0, 1, 1, 2, 2, -1, -1]
 
 
 @pytest.mark.usefixtures("instruction_set")
 def test_bad_logits_and_sizes_are_refused():
-    one = ints([1])
-    plan = PathPlan.of("ddtree", 1, 5, 2, 3, torch.device("cpu"))
-
-    def refuse(message, logits, confidence=None, plan=plan):
+    def refuse(message, logits, confidence=None, shape=("ddtree", 3, 5, 2)):
         with pytest.raises(ValueError, match=message):
-            PathTrees(plan, ints([[7]]), one).expand(logits, None, confidence)
+            trees_of(Backend("cpu", torch.device("cpu")), BestFirst(*shape)).add(Logits(logits, None, confidence))
 
     refuse(r"^logits: NaN at \[0, 2\]", torch.tensor([[0.0, 1.0, torch.nan]]))
     refuse(r"^parts.tokens: width 2, expected 1 to Vd=1", torch.zeros(1, 1))
     refuse(r"^confidence: expected shape \[B\] with B=1", torch.zeros(1, 3), torch.zeros(2))
-    refuse(r"^levels: expected 1 or more, got 0", torch.zeros(1, 3), plan=PathPlan.of("ddtree", 1, 5, 2, 0, one.device))
-    wide = PathPlan.of("top2gap", 1, 5, 2, 3, one.device, 0.0)
-    refuse(r"^beta: expected a positive number, got 0", torch.zeros(1, 3), plan=wide)
-    with pytest.raises(ValueError, match=r"^kind: expected one of ddtree, jetspec, top2gap, got 'ranks'"):
-        PathPlan.of("ranks", 1, 5, 2, 3, one.device)
+    refuse(r"^levels: expected 1 or more, got 0", torch.zeros(1, 3), shape=("ddtree", 0, 5, 2))
+    refuse(r"^beta: expected a positive number, got 0", torch.zeros(1, 3), shape=("top2gap", 3, 5, 2, 0.0))

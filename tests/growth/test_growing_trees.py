@@ -4,15 +4,15 @@ import random
 
 import pytest
 import torch
-from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.dynamic import DynamicTrees
-from specengine.drafters.block.head import Children
+from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 from specengine.ops.expand_backbone import expand_backbone
 from specengine.ops.growth import level_trees
 from specengine.ops.growth.level_trees import Cape, GrowingTrees, GrowthPlan, select_limited
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
+from tests.growth import reference
 
 VOCAB = 40
 
@@ -317,7 +317,7 @@ def test_a_confidence_is_the_chance_of_the_first_child(backend, each):
     assert rows is not None and trees.expand(put(logits), confidence=put(sure)) is None
     best = expand_backbone(logits[:, None], torch.zeros(4, dtype=torch.int32), [3])
     given = sure if each else sure.repeat_interleave(2)
-    expected = Children(best.tokens[:, 1:], best.scores[:, 1:], None, given.sigmoid()).scores
+    expected = reference.confident(best.scores[:, 1:], given.sigmoid())
     found = trees.columns[3][:, 4:].reshape(4, 3).cpu() - before[:, None]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

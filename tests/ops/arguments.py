@@ -293,6 +293,7 @@ def grow_level() -> Arguments:
         "best_scores": torch.tensor([[-0.5, -1.0], [-0.1, -3.0], [-2.0, -2.5], [-1.0, -1.5]]),
         "token_ids": torch.arange(10, dtype=torch.int32) + 5,
         "order": ints(1, 2),
+        "entries": ints(0, 1, 2, 3),
         "roots": ints([3], [4]),
         "known": ints(1, 1),
         "candidates.tokens": ints([3, 1, 2, *[0] * 4], [4, 2, 1, *[0] * 4]),
@@ -345,6 +346,76 @@ def expand_backbone() -> Arguments:
         "arrived": ints(0, 0),
         "token_ids": torch.arange(10, dtype=torch.int32) + 5,
     }
+
+
+def _parts(rows: int, requests: int) -> Arguments:
+    return {
+        "parts.tokens": torch.zeros(rows, 1, 2, dtype=torch.int32),
+        "parts.scores": torch.zeros(rows, 1, 2),
+        "parts.sums": torch.zeros(rows, 1),
+        "parts.arrived": torch.zeros(requests, dtype=torch.int32),
+    }
+
+
+def _growing(columns: int) -> Arguments:
+    """What ops take that grow trees of two requests, of ten tokens."""
+    shape = (2, columns)
+    names = ("tokens", "parents", "depths")
+    return {
+        "token_ids": torch.arange(10, dtype=torch.int32) + 5,
+        "roots": ints([3], [4]),
+        "known": ints(1, 1),
+        "limits.limits": ints(2, 2),
+        "limits.history_length": ints(4, 4),
+        "limits.final_length": ints(9, 9),
+        "limits.active": ints(1, 1),
+        **{f"candidates.{name}": torch.zeros(shape, dtype=torch.int32) for name in names},
+        "candidates.scores": torch.zeros(shape),
+    }
+
+
+def top_tokens() -> Arguments:
+    found = {"tokens": torch.zeros(3, 2, dtype=torch.int32), "log_probs": torch.zeros(3, 2)}
+    return {"logits": randn(3, 10), **_parts(3, 3), **found}
+
+
+def expand_levels() -> Arguments:
+    shape = {
+        "shape.kind": 0,
+        "shape.ranks": ints(0, 1, 1),
+        "shape.parents": ints(0, 0, 1),
+        "shape.depths": ints(1, 1, 2),
+    }
+    shape |= {"shape.thresholds": None, "shape.widths": None, "shape.beta": 1.0}
+    return {
+        "logits": randn(4, 10),
+        **shape,
+        **_parts(4, 2),
+        **_growing(4),
+        "history": None,
+        "levels": 2,
+        "by_request": True,
+    }
+
+
+def expand_levels_widths() -> Arguments:
+    shape = dict.fromkeys(("shape.ranks", "shape.parents", "shape.depths"))
+    shape |= {"shape.thresholds": torch.tensor([0.3, 0.6]), "shape.widths": ints(2, 1, 1)}
+    return {**expand_levels(), **_growing(5), **shape, "shape.kind": 1}
+
+
+def expand_node() -> Arguments:
+    ints_of = {name: torch.zeros(2, 4, dtype=torch.int32) for name in ("nodes.ranks", "nodes.next", "nodes.steps")}
+    nodes = {"nodes.tokens": torch.zeros(2, 4, 2, dtype=torch.int32), "nodes.log_probs": torch.zeros(2, 4, 2)}
+    nodes |= {"nodes.confidences": torch.zeros(2, 4), **ints_of}
+    nodes |= {"nodes.scores": torch.zeros(2, 4, dtype=torch.float64)}
+    nodes |= {"nodes.counts": ints(0, 0), "nodes.opened": ints(0, 0)}
+    level = {"logits": randn(2, 10), "delta": randn(2, 10, seed=1), "confidence": torch.zeros(2)}
+    level |= {"thresholds": None, "widths": None}
+    after = {"after.beam": ints([0], [0]), "after.tokens": ints(0, 0), "after.depths": ints(0, 0)}
+    after |= {"after.ancestors": ints([0], [0]), "after.above": torch.zeros(2, dtype=torch.int64)}
+    shape = dict.fromkeys(f"shape.{name}" for name in _C.LevelShape._fields) | {"shape.kind": 2, "shape.beta": 1.0}
+    return {**level, **_parts(2, 2), **nodes, **_growing(4), **after, **shape, "levels": 2, "step": 0}
 
 
 def select_nodes() -> Arguments:
@@ -423,7 +494,10 @@ def compact_kv() -> Arguments:
 
 
 OPS: dict[str, Callable[[], Arguments]] = {
-    op.__name__.replace("_quantised", " quantised").replace("_sampled", " sampled").replace("_fed", " fed"): op
+    op.__name__.replace("_quantised", " quantised")
+    .replace("_sampled", " sampled")
+    .replace("_fed", " fed")
+    .replace("_widths", " widths"): op
     for op in (
         *(
             pack_linear,
@@ -442,9 +516,11 @@ OPS: dict[str, Callable[[], Arguments]] = {
         *(gate_heads, gated_delta, compact_states),
         decoder_pass,
         *(decoder_pass_fed, select_nodes, grow_level, expand_level),
+        *(top_tokens, expand_levels, expand_levels_widths, expand_node),
         *(expand_backbone, verify_tree, verify_tree_sampled, draw_siblings, compact_kv),
     )
 }
+GROWN = ("expand_levels", "expand_levels widths", "expand_node")
 OPTIONAL = {
     *((op, "bias") for op in OPS if op.startswith("linear")),
     *((op, "masks") for op in OPS if op.startswith("linear")),
@@ -460,10 +536,13 @@ OPTIONAL = {
     *(("tree_attention", name) for name in ("ancestors", "workspace", "sinks", "arrived", "upcoming")),
     *(("decoder_pass", "ancestors"), ("gated_delta", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
-    *((op, name) for op in ("grow_level", "expand_level") for name in ("token_ids", "order", "origin")),
+    *((op, name) for op in ("grow_level", "expand_level") for name in ("token_ids", "order", "entries", "origin")),
     *(("expand_level", "delta"), ("expand_level", "confidence")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
     ("verify_tree sampled", "masks"),
+    *((op, "token_ids") for op in GROWN),
+    *((op, f"limits.{name}") for op in GROWN for name in ("limits", "final_length", "active")),
+    ("expand_node", "delta"),
 }
 
 
@@ -494,6 +573,8 @@ def _dotted(kind: Callable[..., Any], name: str) -> Callable[[Arguments], Any]:
 
 
 GROWTH = {"candidates": _dotted(_C.CandidateColumns, "candidates")}
+GROWING = {"parts": _dotted(_C.VocabularyParts, "parts"), "limits": _dotted(_C.DepthLimits, "limits")}
+GROWING |= {**GROWTH, "shape": _dotted(_C.LevelShape, "shape")}
 GROWTH |= {name: _dotted(_C.BeamRows, name) for name in ("before", "after")}
 CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
 STATES = {"states": _record(_C.DeltaStates, _C.DeltaStates._fields)}
@@ -513,6 +594,14 @@ RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's argu
         **GROWTH,
         "level": _record(_C.LevelLogits, _C.LevelLogits._fields),
         "parts": _dotted(_C.VocabularyParts, "parts"),
+    },
+    "top_tokens": {"parts": _dotted(_C.VocabularyParts, "parts")},
+    "expand_levels": GROWING,
+    "expand_node": {
+        "level": _record(_C.LevelLogits, _C.LevelLogits._fields),
+        "nodes": _dotted(_C.OpenedNodes, "nodes"),
+        "after": _dotted(_C.BeamRows, "after"),
+        **GROWING,
     },
     "expand_backbone": {"trees": _record(_C.BackboneTrees, _C.BackboneTrees._fields)},
     "verify_tree": {

@@ -32,11 +32,11 @@ CLASSES |= {"LoraModule", "LoraProjection", "LoraLayer"}
 CLASSES |= {"EagleWeights", "FastEagleWeights", "DraftHead", "HeadsWeights", "GlideWeights"}  # see tests/growth
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates", "CandidateColumns", "BeamRows", "ChainColumns", "SeenKeys"}
-RECORDS |= {"VocabularyParts", "LevelLogits", "SelectedTrees"}
+RECORDS |= {"VocabularyParts", "LevelLogits", "SelectedTrees", "LevelShape", "DepthLimits", "OpenedNodes"}
 RECORDS |= {"CodedForm", "RopeTables", "RotatedRows", "VerifyWorkspace", "BackboneTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}
-NOT_OPS |= {"GrowthShape", "draft_trees"}  # see tests/growth
+NOT_OPS |= {"GrowthShape", "draft_trees", "another_level_pays"}  # see tests/growth
 # see tests/pools
 NOT_OPS |= {"NgramIndex", "PhrasePool", "SuffixAutomaton", "TextCorpus", "TextDrafts", "sort_suffixes"}
 NOT_OPS |= {"read_strings", "checksum", "MappedFile"}  # see tests/models/test_gguf.py and test_kept_weights.py
@@ -46,12 +46,16 @@ CUDA_ONLY = {"draft_lookup", "commit_tokens"}  # steps of a cycle on the device,
 CUDA_ONLY |= {"pair_rows", "keep_pairs"}  # see test_pairs.py
 CUDA_ONLY |= {"add_copies"}  # see test_add_copies.py
 CUDA_ONLY |= {"select_limited"}  # see tests/growth
-CUDA_ONLY |= {"keep_last", "add_delta", "fill_ranks"}  # see test_pairs.py, test_add_delta.py and test_fill_ranks.py
+CUDA_ONLY |= {"keep_last", "add_delta"}  # see test_pairs.py and test_add_delta.py
 CUDA_ONLY |= {"gru_step"}  # see test_gru_step.py
 CUDA_ONLY |= {"join_rows", "text_rows"}  # see test_row_inputs.py and test_text_rows.py
 CUDA_ONLY |= {"coded_linear", "coded_linear_argmax", "gather_coded"}  # see test_coded_linear_cuda.py
 CUDA_ONLY |= {"coded_expert_linear"}  # see test_experts_cuda.py
 CUDA_ONLY |= {"gather_norm", "linear_silu", "linear_norm", "linear_rope"}  # see test_fused_cuda.py
+
+
+COLUMNS = {f"candidates.{name}" for name in _C.CandidateColumns._fields}
+LISTS = {"parts.tokens", "parts.scores"}
 
 
 def refuse(op: str, arguments: Arguments, message: str) -> None:
@@ -92,6 +96,9 @@ def test_the_valid_arguments_are_accepted_and_change_only_outputs(op):
         "grow_level": GROWN,
         "expand_level": GROWN | {"parts.tokens", "parts.scores"},
         "select_nodes": {"out_tokens", "out_parents", "out_depths", "kept", "ancestors", "node_counts"},
+        "top_tokens": {"tokens", "log_probs"},
+        **{key: {*LISTS, *COLUMNS} for key in ("expand_levels", "expand_levels widths")},
+        "expand_node": {*COLUMNS, *(name for name in arguments if name.startswith(("after.", "nodes.")))},
         "linear_argmax": {"ids", "keys"},
         "route_rows": {"logits", "experts", "weights", "shared_scale"},
         "group_pairs": {"starts", "rows", "places"},
@@ -170,6 +177,8 @@ GROWS = {  # sizes that are free: larger than needed is fine
     *(("gate_heads", "heads", 1), ("gated_delta", "ancestors", 1)),
     *(("rms_norm", "kept", 1), ("rms_norm quantised", "kept", 1)),
     *(("add_lora", "out", 1), ("add_lora", "workspace", 0)),
+    *((op, "parts.arrived", 0) for op in ("top_tokens", "expand_levels", "expand_levels widths", "expand_node")),
+    *(("expand_node", "after.ancestors", 1), ("top_tokens", "logits", 1)),
 }
 
 

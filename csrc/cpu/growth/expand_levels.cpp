@@ -2,6 +2,7 @@
 #include "ops/growth/expand_levels.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "cpu/best_of_row.h"
 #include "cpu/parallel_for.h"
@@ -18,8 +19,6 @@ struct Room {
   float above[kMaxNodes];
   GrownNodes nodes() { return {parents, depths, ranks, scores}; }
 };
-
-constexpr int32_t kNone = -1;  // in place of a list's first token: the row has no distribution
 
 void check_widths(const TensorView& widths, const TensorView& thresholds, int64_t most) {
   for (int64_t i = 0; i < widths.shape[0]; ++i) {
@@ -86,15 +85,16 @@ struct Lists {
   // is_read(row): whether the row's request drafts.  refuse(x, row): reports one without a distribution.
   template <typename IsRead, typename Refuse>
   void find(const IsRead& is_read, const Refuse& refuse) const {
+    std::vector<uint8_t> sound(rows);
+    parallel_for(rows, [&](int64_t row) {
+      sound[row] = !is_read(row) || has_distribution(logits + row * vocabulary, vocabulary);
+    });
+    const int64_t bad = std::find(sound.begin(), sound.end(), 0) - sound.begin();
+    if (bad < rows) refuse(logits + bad * vocabulary, bad);
     parallel_for(rows, [&](int64_t row) {
       if (!is_read(row)) return;
-      int32_t* found = tokens + row * stride;
-      const float* x = logits + row * vocabulary;
-      if (!best_of_row(x, vocabulary, children, found, log_probs + row * stride)) found[0] = kNone;
+      best_of_row(logits + row * vocabulary, vocabulary, children, tokens + row * stride, log_probs + row * stride);
     });
-    for (int64_t row = 0; row < rows; ++row) {
-      if (is_read(row) && tokens[row * stride] == kNone) refuse(logits + row * vocabulary, row);
-    }
   }
 
   // Every `step`th list from a row on.

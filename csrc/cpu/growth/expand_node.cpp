@@ -10,8 +10,6 @@
 namespace specengine::SPECENGINE_ISA {
 namespace {
 
-constexpr int32_t kNone = -1;  // in place of a list's first token: the row has no distribution
-
 // The logits of request b; sum: room for them where something is added.
 const float* row_of(const LevelLogits& level, int64_t b, std::vector<float>& sum) {
   const int64_t V = level.logits.shape[1];
@@ -42,27 +40,24 @@ void run(const ExpandNode& op) {
     if (deepest.of(static_cast<int>(b)) == 0) return -1;
     return op.step == 0 ? 0 : all.opened[b];
   };
-  int32_t* const lists = op.nodes.tokens.as<int32_t>();
+  for (int64_t b = 0; b < B; ++b) {
+    std::vector<float> sum;
+    if (opened(b) < 0) continue;
+    const float* x = row_of(op.level, b, sum);
+    if (!has_distribution(x, V)) refuse_row(x, V, b);
+  }
   parallel_for(B, [&](int64_t b) {
     const int node = opened(b);
     if (node < 0) return;
     std::vector<float> sum;
     const int64_t list = (b * N + node) * k;
-    int32_t* tokens = lists + list;
-    if (!best_of_row(row_of(op.level, b, sum), V, k, tokens, op.nodes.log_probs.as<float>() + list)) {
-      tokens[0] = kNone;
-    } else if (op.token_ids.given()) {
-      for (int64_t i = 0; i < k; ++i) tokens[i] = op.token_ids.as<int32_t>()[tokens[i]];
-    }
+    int32_t* tokens = op.nodes.tokens.as<int32_t>() + list;
+    best_of_row(row_of(op.level, b, sum), V, k, tokens, op.nodes.log_probs.as<float>() + list);
+    for (int64_t i = 0; i < k && op.token_ids.given(); ++i) tokens[i] = op.token_ids.as<int32_t>()[tokens[i]];
     if (op.level.confidence.given()) {
       op.nodes.confidences.as<float>()[b * N + node] = op.level.confidence.as<float>()[b];
     }
   });
-  for (int64_t b = 0; b < B; ++b) {
-    std::vector<float> sum;
-    const int node = opened(b);
-    if (node >= 0 && lists[(b * N + node) * k] == kNone) refuse_row(row_of(op.level, b, sum), V, b);
-  }
   parallel_for(B, [&](int64_t b) {
     const int node = opened(b), request = static_cast<int>(b), limit = deepest.of(request);
     PathGrowth growth = of_request(all, request, op.step == 0 ? 1 : all.count[b], limit, N);

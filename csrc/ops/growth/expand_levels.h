@@ -33,7 +33,7 @@ struct ExpandLevels {
     check(logits, "logits", {DType::kFloat32}, {R, V});
     check.optional(token_ids, "token_ids", {DType::kInt32}, {V});
     check(known, "known", {DType::kInt32}, {B});
-    check.optional(roots, "roots", {DType::kInt32}, {B, 1});
+    if (!history.given() || roots.given()) check(roots, "roots", {DType::kInt32}, {B, 1});
     check.optional(history, "history", {DType::kInt32}, {B, T});
     check_parts(check, parts, R, V, k, B);
     limits.validate(check, B);
@@ -42,7 +42,7 @@ struct ExpandLevels {
     check(candidates.depths, "candidates.depths", {DType::kInt32}, {B, M});
     check(candidates.scores, "candidates.scores", {DType::kFloat32}, {B, M});
     shape.validate(check, M);
-    if (roots.given() == history.given()) fail("roots: expected them or a history, and not both");
+    if (roots.given() && history.given()) fail("roots: expected them or a history, and not both");
     if (history.given() && (T < 1 || !limits.history_length.given())) {
       fail("history: expected columns and limits.history_length");
     }

@@ -36,21 +36,21 @@ struct ExpandNode {
   TensorView known;          // [B] int32, 0: the request drafts nothing
   DepthLimits limits;
   CandidateColumns candidates;  // [B, N], written
-  BeamRows after;  // written, w is 1: `beam` are columns, `above` the rows of the parents in [steps, B] rows
-  int64_t kind;    // ShapeKind, from kDdtree on
+  BeamRows after;    // written, w is 1: `beam` are columns, `above` the rows of the parents in [steps, B] rows
+  LevelShape shape;  // one that grows from the likeliest node on
   int64_t levels, step;
-  double beta;
 
   Device validate() const {
     Checker check;
     Dim B{"B"}, V{"Vd"}, k{"k"}, N{"N"}, W{"W"};
     check(level.logits, "logits", {DType::kFloat32}, {B, V});
     check.optional(level.delta, "delta", {DType::kFloat32}, {B, V});
-    check.optional(level.confidence, "confidence", {DType::kFloat32}, {B});
+    const bool confident = level.confidence.given() || nodes.confidences.given();
+    if (confident) check(level.confidence, "confidence", {DType::kFloat32}, {B});
     check_parts(check, parts, B, V, k, B);
     check(nodes.tokens, "nodes.tokens", {DType::kInt32}, {B, N, k});
     check(nodes.log_probs, "nodes.log_probs", {DType::kFloat32}, {B, N, k});
-    check.optional(nodes.confidences, "nodes.confidences", {DType::kFloat32}, {B, N});
+    if (confident) check(nodes.confidences, "nodes.confidences", {DType::kFloat32}, {B, N});
     check(nodes.ranks, "nodes.ranks", {DType::kInt32}, {B, N});
     check(nodes.next, "nodes.next", {DType::kInt32}, {B, N});
     check(nodes.steps, "nodes.steps", {DType::kInt32}, {B, N});
@@ -71,15 +71,8 @@ struct ExpandNode {
     check(after.ancestors, "after.ancestors", {DType::kInt32}, {B, W});
     check(after.above, "after.above", {DType::kInt64}, {B});
     if (N < 1 || N > kMaxNodes) fail("candidates.tokens: ", N.value, " columns, expected 1 to ", kMaxNodes);
-    if (level.confidence.given() != nodes.confidences.given()) {
-      fail("nodes.confidences: expected with a confidence, and only then");
-    }
-    if (kind < static_cast<int64_t>(ShapeKind::kDdtree) || kind > static_cast<int64_t>(ShapeKind::kTop2gap)) {
-      fail("kind: expected 2 to 4, got ", kind);
-    }
-    if (kind == static_cast<int64_t>(ShapeKind::kTop2gap) && !(beta > 0 && beta <= 1.7e308)) {
-      fail("beta: expected a positive number, got ", beta);
-    }
+    shape.validate(check, N);
+    if (!shape.is_best_first()) fail("shape.kind: expected 2 to 4, got ", shape.kind);
     if (levels < 1) fail("levels: expected 1 or more, got ", levels);
     if (step < 0 || step + 1 >= 32 * W) {
       fail("step: nodes 0 to ", step + 1, " do not fit into ", W.value, " words of after.ancestors");
@@ -109,8 +102,7 @@ inline PathGrowth growth_of(const ExpandNode& op) {
   const GrownNodes nodes{op.candidates.parents.as<int>(), op.candidates.depths.as<int>(), op.nodes.ranks.as<int>(),
                          op.nodes.scores.as<double>()};
   const ChildLists lists{op.nodes.tokens.as<int>(), op.nodes.log_probs.as<float>(), k, k};
-  const auto kind = static_cast<BestFirstKind>(op.kind - static_cast<int64_t>(ShapeKind::kDdtree));
-  return {{nodes, op.nodes.next.as<int>(), lists, true, kind, op.beta, columns, 0, 0},
+  return {{nodes, op.nodes.next.as<int>(), lists, true, op.shape.best_first(), op.shape.beta, columns, 0, 0},
           op.nodes.opened.as<int>(),
           op.nodes.counts.as<int>(),
           op.nodes.steps.as<int>(),

@@ -54,10 +54,11 @@ struct DepthLimits {
 
   void validate(Checker& check, Dim& B) const {
     check.optional(limits, "limits.limits", {DType::kInt32}, {B});
-    check.optional(history_length, "limits.history_length", {DType::kInt32}, {B});
     check.optional(final_length, "limits.final_length", {DType::kInt32}, {B});
     check.optional(active, "limits.active", {DType::kInt32}, {B});
-    if (final_length.given() && !history_length.given()) fail("limits.final_length: expected limits.history_length");
+    if (final_length.given() || history_length.given()) {
+      check(history_length, "limits.history_length", {DType::kInt32}, {B});
+    }
   }
 
   DeepestLevel deepest(const TensorView& known, int64_t levels) const {

@@ -18,9 +18,9 @@ EAGLE_INPUTS = 2 * SHAPES.hidden
 EAGLE_FUSED = 3 * SHAPES.hidden
 ONE_PASS_LAYERS = 5  # of the target's shape: 1.1 billion parameters
 ONE_PASS_ROWS = 16
-# The engine's kernels around a draft: pair_rows, gather_rows and keep_pairs; of DFlash also expand_backbone, fill_ranks
-# and select_nodes. The simulator has not counted them; they take as long as a small kernel of PyTorch's.
-EAGLE_SMALL, ONE_PASS_SMALL = 3, 6
+# The engine's kernels around a draft: pair_rows, gather_rows and keep_pairs; of DFlash also expand_levels and
+# select_nodes. The simulator has not counted them; they take as long as a small kernel of PyTorch's.
+EAGLE_SMALL, ONE_PASS_SMALL = 3, 5
 PREFETCHED_SHARE = 8  # csrc/cuda/attention/prefetch.cuh: an eighth of L2, and lines of a thread
 PREFETCHED_LINES, LINE = 8, 128
 

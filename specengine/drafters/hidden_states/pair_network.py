@@ -44,6 +44,14 @@ class PairNetwork(Protocol):
         """Caches the keys and values of pairs, and computes nothing beyond."""
         ...
 
+    def block_tokens(self, batch: int) -> torch.Tensor | None:
+        """Returns int32 [B, S], whose first column a draft sets to the roots; None: it has no blocks."""
+        ...
+
+
+class NativePairNetwork(PairNetwork, Protocol):
+    """The same where a native draft reads the pairs."""
+
     @property
     def cos_sin(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The rotary tables."""
@@ -51,8 +59,4 @@ class PairNetwork(Protocol):
 
     def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
         """Returns rows of picked hidden states as a native draft takes them: float32 [R, ..] and rows of these."""
-        ...
-
-    def block_tokens(self, batch: int) -> torch.Tensor | None:
-        """Returns int32 [B, S], whose first column a draft sets to the roots; None: it has no blocks."""
         ...

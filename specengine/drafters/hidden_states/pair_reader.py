@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from specengine.cache.page_pool import page_bytes
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.growth import Opened
 from specengine.drafters.hidden_states.device_pairs import DevicePairs
-from specengine.drafters.hidden_states.pair_network import PairNetwork
+from specengine.drafters.hidden_states.pair_network import NativePairNetwork, PairNetwork
 from specengine.drafters.hidden_states.pairs import PairRows, Pairs, UnreadPairs
 from specengine.drafters.native import Unread
 from specengine.drafters.one_engine import OneEngine
@@ -58,8 +59,8 @@ class PairReader(Reader):
         self._engine = OneEngine(drafter)
         self._levels, self._beyond = levels, beyond
         self.hidden_state_layers, self._behind = hidden_state_layers, behind
-        self._mask_token, masks = mask_token, 0 if mask_token is None else levels - 1
-        self.device_rows = max(1 + levels + masks, rows)  # unread pairs and masks, or those of a draft
+        self._mask_token, self._most_masks = mask_token, 0 if mask_token is None else levels - 1
+        self.device_rows = max(1 + levels + self._most_masks, rows)  # unread pairs and masks, or those of a draft
         self._kv_shape = (c.num_layers, c.num_kv_heads, c.head_dim)
         self._kv_dtype = target.cache_dtype
         self.page_bytes = page_bytes(self._kv_shape, self._kv_dtype)
@@ -143,12 +144,13 @@ class PairReader(Reader):
         if (blocks := self.network.block_tokens(len(requests))) is not None:
             blocks[:, :1] = roots
         text = (roots, torch.ones(len(requests), dtype=torch.int32, device=self._device), self.pool)
-        return Opened(read.rows, read.last, *text, place, behind, read.hidden_states, read.origin, read.above)
+        return Opened(read.rows, read.last, *text, place, behind, read.hidden_states, self._origin(read), read.above)
 
     def unread(self, requests: Sequence[DraftRequest]) -> Unread:
         unread = self.take_unread(requests)
-        picked = self.network.native_rows(unread.hidden_states, unread.rows)
-        caches = [(self.pool.k, self.pool.v, *self.network.cos_sin)]
+        network = cast(NativePairNetwork, self.network)  # its drafter has a native draft
+        picked = network.native_rows(unread.hidden_states, unread.rows)
+        caches = [(self.pool.k, self.pool.v, *network.cos_sin)]
         return Unread(unread.tokens, *picked, [s.pages for s in requests], unread.cached, caches)
 
     def take(
@@ -189,8 +191,7 @@ class PairReader(Reader):
     def new_device_state(self, slots: int) -> DevicePairs:
         shape = self.network.picked_shape(len(self.hidden_state_layers))
         like = torch.empty(shape, dtype=self.network.kept_dtype, device=self._device)
-        masks = self._masks(self._levels)
-        return DevicePairs(slots, self._levels + 1, like, masks.count if masks else 0)
+        return DevicePairs(slots, self._levels + 1, like, self._most_masks)
 
     def load(self, state: DevicePairs, slot: int, request: DraftRequest) -> None:
         state.load(slot, self.pairs_of(request))
@@ -215,7 +216,12 @@ class PairReader(Reader):
         waiting = state.rows(batch, self.network.block_tokens(batch.size), self._masks(levels))
         read, behind = waiting.pairs, waiting.next if self._behind else waiting.last
         text = (waiting.roots, waiting.counts, self.pool)
-        return Opened(read.rows, read.last, *text, waiting.place, behind, read.hidden_states, read.origin, read.above)
+        pairs = (read.hidden_states, self._origin(read), read.above)
+        return Opened(read.rows, read.last, *text, waiting.place, behind, *pairs)
+
+    def _origin(self, read: PairRows) -> torch.Tensor | None:
+        """Returns the rows that drafted ones go on from; None: a draft behind the pairs begins with rows of its own."""
+        return None if self._behind else read.origin
 
     def _masks(self, levels: int) -> Masks | None:
         """Returns the masks of a draft."""

@@ -35,29 +35,37 @@ class BestFirstTrees(GrowingTrees):
         return self._open_next(found, self._token_ids)
 
     def _open_next(self, found: Logits, token_ids: torch.Tensor | None) -> GrownRows | None:
-        shape, (batch, nodes) = self.plan.shape, self._candidates.tokens.shape
-        assert isinstance(shape, BestFirst)
+        shape, limits, (batch, vocab) = self._shape, self._limits or DepthLimits(), found.values.shape
         if self.level == 0:
             self._opened = self._room(shape.children, found.confidence is not None)
-        after = empty_rows(batch, 1, -(-nodes // 32), self._known.device)
-        limits = self._limits or DepthLimits()
+        after = empty_rows(batch, 1, -(-(1 + self._steps) // 32), self._known.device)
         _C.expand_node(
             _C.LevelLogits(found.values, found.delta, found.confidence, None, None),
-            vocabulary_parts(batch, found.values.shape[1], shape.children, self.plan.arrived),
+            vocabulary_parts(batch, vocab, shape.children, self.plan.arrived),
             *(self._opened, token_ids, self._roots, self._known, limits.record, self._candidates, after),
-            *(KINDS.index(shape.kind), shape.levels, self.level, shape.beta),
+            *(self.plan.level_shape.record, shape.levels, self.level),
         )
         self.level += 1
-        if self.level == nodes - 1 or (is_host(after.beam.device) and bool((after.beam < 0).all())):
+        if self.level == self._steps or (is_host(after.beam.device) and bool((after.beam < 0).all())):
             return None  # on a device nobody knows whether all trees are complete
         place = (after.above, self.level, False, self.level, after.beam)
         return GrownRows(after.tokens, after.depths, self.plan.row_starts[1], after.ancestors, *place, by_node=True)
 
+    @property
+    def _shape(self) -> BestFirst:
+        assert isinstance(self.plan.shape, BestFirst)
+        return self.plan.shape
+
     @cached_property
     def _candidates(self) -> _C.CandidateColumns:
-        assert isinstance(self.plan.shape, BestFirst)
-        nodes = min(self.plan.shape.nodes, self._nodes or self.plan.shape.nodes)
+        nodes = min(self._shape.nodes, self._nodes or self._shape.nodes)
         return empty_candidates(len(self._known), nodes, self._known.device)
+
+    @cached_property
+    def _steps(self) -> int:
+        """How many steps complete every tree: nodes that may have to be opened, the root among them."""
+        below = self._candidates.tokens.shape[1] - 1
+        return max(1, -(-below // self._shape.children) if self._shape.kind == "jetspec" else below)
 
     def _room(self, children: int, confidence: bool) -> _C.OpenedNodes:
         """Makes room for what the op keeps between two steps."""

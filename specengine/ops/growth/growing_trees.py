@@ -155,6 +155,12 @@ class GrowthPlan:
         return torch.arange(0, batch * self.candidates + 1, self.candidates, dtype=torch.int32, device=device)
 
     @cached_property
+    def lone_roots(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Parents and depths of trees of a root alone, int32 [B], and where each of them begins, int32 [B + 1]."""
+        parents, starts = torch.full_like(self.arrived, -1), torch.arange(len(self.arrived) + 1, dtype=torch.int32)
+        return parents, torch.zeros_like(parents), starts.to(self.arrived.device)
+
+    @cached_property
     def logit_rows(self) -> torch.Tensor:
         """The row, of the logits of all levels, that each candidate's children come from, int64 [B, 1 + C]; -1: none.
 
@@ -272,6 +278,12 @@ class GrowingTrees:
         room = vocabulary_parts(self.before.beam.numel(), vocabulary, level.children, self.plan.arrived)
         logits = _C.LevelLogits(found.values, found.delta, found.confidence, *(self.plan.cape or (None, None)))
         return self._add_level(partial(_C.expand_level, logits, room), self._token_ids)
+
+    def _add_children(
+        self, tokens: torch.Tensor, scores: torch.Tensor, token_ids: torch.Tensor | None
+    ) -> GrownRows | None:
+        """Adds children that are known, as those of Children. token_ids: the target's tokens of theirs."""
+        return self._add_level(partial(_C.grow_level, tokens, scores), token_ids)
 
     def _add_level(self, write: Callable[..., None], token_ids: torch.Tensor | None) -> GrownRows | None:
         """Adds a level by an op that gets all but its children. token_ids: the target's tokens of the children's."""

@@ -30,8 +30,8 @@ def gru_step(
 ) -> GruState:
     """Returns the states behind the rows, as PyTorch's GRU computes them: reset, update and new lie side by side.
 
-    read: float32 [R, 3G], made of the tokens.  states: float32 [S, G], those before.  kept: float32 [S, 3G], made of these;
-    both None: zeros.  above: int64 [R], the state that each row continues; None: that of its number.
+    read: float32 [R, 3G], made of the tokens.  states: float32 [S, G], those before.  kept: float32 [S, 3G], made of
+    these; both None: zeros.  above: int64 [R], the state that each row continues; None: that of its number.
     dtype: of the rounded states.
     Raises ValueError for shapes that do not fit.
     """

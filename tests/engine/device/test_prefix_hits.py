@@ -59,7 +59,7 @@ def test_what_cycles_leave_in_the_cache_has_the_bits_of_a_prefill(make, name):
     assert not reading.generate(text, params).stats.prefix_hit_tokens
     pages = [engine.cache._known.find(engine.core.sharing, text) for engine in (generating, reading)]
     assert len({*pages[0]} | {*pages[1]}) == 2
-    networks = {"fasteagle": lambda drafter: drafter.pairs, "glide": lambda drafter: drafter.network}
+    networks = {"fasteagle": lambda drafter: drafter.reader, "glide": lambda drafter: drafter.network}
     pools = [networks[name](engine.drafter).pool for engine in (generating, reading)] if name in networks else []
     target = [each[:, page] for page in pages for each in (generating.cache.k, generating.cache.v)]
     assert (target[0] == target[2]).all() and (target[1] == target[3]).all()
