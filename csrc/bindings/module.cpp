@@ -59,6 +59,7 @@ PYBIND11_MODULE(SPECENGINE_MODULE, m) {
   add_record<BackboneTrees>(m);
   add_record<CandidateColumns>(m);
   add_record<BeamRows>(m);
+  add_record<LevelEntries>(m);
   add_record<VocabularyParts>(m);
   add_record<LevelLogits>(m);
   add_record<LevelShape>(m);

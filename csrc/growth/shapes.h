@@ -7,23 +7,21 @@
 
 namespace specengine {
 
-// CAPE's classes: a row has widths[number of thresholds below its highest probability] children. Without widths it has
+// CAPE's classes: a row has widths[number of thresholds below its first child's chance] children. Without widths it has
 // all that there are.
 struct Widths {
   const float* thresholds;
   const int* widths;
   int classes;  // thresholds
 
-  // highest: log-probability.
-  SPECENGINE_HOST_DEVICE int of(float highest) const {
+  // first: the logarithm of the first child's chance.
+  SPECENGINE_HOST_DEVICE int of(float first) const {
     int own = 0;
-    while (own < classes && expf(highest) > thresholds[own]) ++own;
+    while (own < classes && expf(first) > thresholds[own]) ++own;
     return widths[own];
   }
 
-  SPECENGINE_HOST_DEVICE bool exists(int child, float highest) const {
-    return widths == nullptr || child < of(highest);
-  }
+  SPECENGINE_HOST_DEVICE bool exists(int child, float first) const { return widths == nullptr || child < of(first); }
 };
 
 // The chances that first children are accepted, as logits, of neighbouring rows that share them; nullptr: none.
@@ -45,7 +43,7 @@ struct LikeliestChildren {
   // tokens, log_probs: of the row.  A child past the width is below all that exist.
   SPECENGINE_HOST_DEVICE Drafted child(int64_t row, int j, const int* tokens, const float* log_probs) const {
     if (log_probs[0] != log_probs[0]) return {-1, 0.0f};
-    if (!widths.exists(j, log_probs[0])) return {-1, -INFINITY};
+    if (!widths.exists(j, confidence.score_of(row, 0, log_probs[0], log_probs[0]))) return {-1, -INFINITY};
     return {tokens[j], confidence.score_of(row, j, log_probs[0], log_probs[j])};
   }
 };

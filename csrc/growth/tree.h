@@ -29,8 +29,8 @@ struct Growth {
 template <typename Op>
 Growth growth_of(const Op& op, int64_t children, bool fills = false) {
   return {op.token_ids.template as<int>(),
-          op.order.template as<int>(),
-          op.entries.template as<int>(),
+          op.entries.order.template as<int>(),
+          op.entries.listed.template as<int>(),
           op.roots.template as<int>(),
           op.known.template as<int>(),
           op.before.beam.template as<int>(),
@@ -49,7 +49,7 @@ Growth growth_of(const Op& op, int64_t children, bool fills = false) {
           static_cast<int>(op.candidates.tokens.shape[1]),
           static_cast<int>(op.before.beam.shape[1]),
           static_cast<int>(children),
-          static_cast<int>(op.entries.given() ? op.entries.shape[0] : op.before.beam.shape[1] * children),
+          static_cast<int>(op.entries.listed.given() ? op.entries.listed.shape[0] : op.before.beam.shape[1] * children),
           static_cast<int>(op.after.beam.shape[1]),
           static_cast<int>(op.before.ancestors.shape[1]),
           static_cast<int>(op.first),

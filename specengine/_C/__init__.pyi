@@ -110,6 +110,10 @@ class BeamRows(NamedTuple):
     ancestors: Tensor
     above: Tensor
 
+class LevelEntries(NamedTuple):
+    order: Tensor | None
+    listed: Tensor | None
+
 class VocabularyParts(NamedTuple):
     tokens: Tensor
     scores: Tensor
@@ -683,8 +687,7 @@ def grow_level(
     best_tokens: Tensor,
     best_scores: Tensor,
     token_ids: Tensor | None,
-    order: Tensor | None,
-    entries: Tensor | None,
+    entries: LevelEntries,
     roots: Tensor,
     known: Tensor,
     candidates: CandidateColumns,
@@ -698,8 +701,7 @@ def expand_level(
     level: LevelLogits,
     parts: VocabularyParts,
     token_ids: Tensor | None,
-    order: Tensor | None,
-    entries: Tensor | None,
+    entries: LevelEntries,
     roots: Tensor,
     known: Tensor,
     candidates: CandidateColumns,

@@ -53,13 +53,18 @@ class Beam:
 
 @dataclass(frozen=True, eq=False)  # arrays have no hash
 class Ranks:
-    """A tree that is given as rank paths: each node is the child of some rank, or the drawn child of some number."""
+    """A tree that is given as rank paths: each node is the child of some rank, or the drawn child of some number.
+
+    widths, thresholds: see Beam; children past their width do not exist.
+    """
 
     tree: RankTree
+    widths: tuple[int, ...] = ()
+    thresholds: tuple[float, ...] = ()
 
     def first_levels(self, levels: int) -> Ranks:
         """Returns the shape without the deeper levels."""
-        return self if levels >= self.levels else Ranks(self.tree.first(len(self.tree), levels))
+        return self if levels >= self.levels else replace(self, tree=self.tree.first(len(self.tree), levels))
 
     @cached_property
     def levels(self) -> int:

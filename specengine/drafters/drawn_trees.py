@@ -16,7 +16,7 @@ from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrownRows, GrowthPlan, Logits
 from specengine.ops.row_tools import confidence as highest_probabilities
-from specengine.ops.row_tools import stack_rows
+from specengine.ops.row_tools import likeliest, stack_rows, take_rows
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.host_memory import is_host
@@ -117,18 +117,26 @@ class DrawnTrees(GrowingTrees):
 
     def _draw(self, logits: torch.Tensor, sampling: Sampling, count: int) -> torch.Tensor:
         """Returns the target's tokens int32 [B * w, count]; -1 where a distribution has no further token."""
-        tokens, parents, depths, _ = self._candidates
-        starts, owners = self.plan.columns_start, self.plan.owners[self.level]
-        if self.level == 0:  # their column is written with the first level
-            tokens, (parents, depths, starts) = self._roots, self.plan.lone_roots
-        elif is_host(logits.device):  # the op checks what it reads there: columns that are not written, absent tokens
-            columns = (tokens.clamp(min=0), parents, depths)
-            tokens, parents, depths = (column[:, : self.first].contiguous() for column in columns)
-            starts = torch.arange(0, len(tokens) * self.first + 1, self.first, dtype=torch.int32)
-        tree = TreeBatch(tokens.flatten(), parents.flatten(), depths.flatten(), starts, None, tokens.shape[1])
-        own = (logits, self.before.beam.flatten(), tree, owners, sampling.params, sampling.history)
+        nodes, owners = self.before.beam.flatten(), self.plan.owners[self.level]
+        own = (logits, nodes, self._tree(), owners, sampling.params, sampling.history)
         index, as_match = self._vocabulary.index, sampling.noise > 0
-        return draw_siblings(*own, count, sampling.replacement, index=index, as_match=as_match)
+        drawn = draw_siblings(*own, count, sampling.replacement, index=index, as_match=as_match)
+        if as_match:
+            cold = (sampling.params.temperature[owners.long()] == 0).nonzero().flatten()
+            best = likeliest(take_rows(logits, cold), count)
+            drawn[cold] = torch.tensor(best, dtype=torch.int32, device=drawn.device).view(-1, count)
+        return drawn
+
+    def _tree(self) -> TreeBatch:
+        """Returns the trees as far as they have grown."""
+        if self.level == 0:  # no column is written yet
+            return TreeBatch(self._roots.flatten(), *self.plan.root_columns, None, 1)
+        (tokens, parents, depths, _), starts = self._candidates, self.plan.columns_start
+        if is_host(tokens.device):  # the op checks what it reads there: columns that are not written yet, absent tokens
+            tokens, parents, depths, _ = self.columns
+            tokens = tokens.clamp(min=0)
+            starts = torch.arange(0, len(tokens) * self.first + 1, self.first, dtype=torch.int32)
+        return TreeBatch(tokens.flatten(), parents.flatten(), depths.flatten(), starts, None, tokens.shape[1])
 
     def _widths(self, logits: torch.Tensor, confidence: torch.Tensor | None) -> torch.Tensor | None:
         """Returns how many children each row has, int32 [R], where the shape lets its confidence decide (CAPE)."""
@@ -153,11 +161,14 @@ class DrawnTrees(GrowingTrees):
 
         kept, depths: int32 [B, N], the candidate and the depth of each node.  limits: int32 [B], the deepest levels.
         """
+        replacement = self._sampling is not None and self._sampling.replacement
+        return DraftLogits(self.logits, self._rows(kept, depths, limits).flatten(), self._vocabulary.index, replacement)
+
+    def _rows(self, kept: torch.Tensor, depths: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+        """Returns the row of the logits that each node's children come from, int32 [B, N]."""
         depths = depths.view(kept.shape)
         rows = self.plan.logit_rows.gather(1, kept.clamp(min=0).long())
-        rows = torch.where((depths >= 0) & (depths < limits[:, None]), rows, -1)
-        replacement = self._sampling is not None and self._sampling.replacement
-        return DraftLogits(self.logits, rows.int().flatten(), self._vocabulary.index, replacement)
+        return torch.where((depths >= 0) & (depths < limits[:, None]), rows, -1).int()
 
     def trees(self, limits: Sequence[int]) -> tuple[list[DraftTree], list[list[int]]]:
         """Returns the trees on the host, and the row of the logits that each node's children come from, -1: none."""
@@ -165,7 +176,7 @@ class DrawnTrees(GrowingTrees):
         room = SelectedTrees.empty(len(limits), self.plan.candidates, self._roots.device)
         tokens, parents, depths, scores = (column.contiguous() for column in self.columns)
         best = select_nodes(tokens, parents, depths, scores, deepest, room)
-        rows = self.distributions(best.kept, best.depths, deepest).rows.view(best.kept.shape)
+        rows = self._rows(best.kept, best.depths, deepest)
         columns = (best.node_counts, best.tokens, best.parents, rows)
         cut = [
             (own[0], *(each[: own[0]] for each in own[1:])) for own in zip(*(c.tolist() for c in columns), strict=True)

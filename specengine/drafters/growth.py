@@ -79,8 +79,8 @@ class DraftNetwork(Protocol):
     def draft(self, opened: Any, levels: int) -> Steps:
         """Reads the text, and yields the logits of the roots' children; then those of the rows that it is sent.
 
-        opened: by the reader that goes with it.  One pass may yield the logits of all levels at once; it is sent no
-        rows then.
+        opened: by the reader that goes with it.
+        One pass may yield the logits of all levels at once; it is sent no rows then.
         """
         ...
 

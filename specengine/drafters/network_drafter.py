@@ -139,7 +139,7 @@ class NetworkDrafter(Drafter, Source):
 
     def grow(self, requests: Sequence[DraftRequest], min_gain: float = 0.0) -> list[ScoredTree]:
         """Returns the tree of every request, with the network's own chances; each can be drafted for."""
-        limits = [request.draft_limit for request in requests]
+        limits = self._limits(requests)
         levels = min(self.shape.levels, max(limits))
         if self.native:
             self._drafted = True
@@ -208,14 +208,14 @@ class NetworkDrafter(Drafter, Source):
             sampling = Sampling.of(drafted, self.device, replacement=self.replacement)
             drawn = self.draw(drafted, None if wants is Wants.PROBABILITIES else sampling)
             logits = drawn.logits
-            for i, tree, own in zip(able, *drawn.trees([request.draft_limit for request in drafted]), strict=True):
+            for i, tree, own in zip(able, *drawn.trees(self._limits(drafted)), strict=True):
                 trees[i], rows[i] = tree, own
         places = torch.tensor([row for own in rows for row in own], dtype=torch.int32, device=self.device)
         return Draft(requests, trees, DraftLogits(logits, places, self.columns.index, self.replacement))
 
     def draw(self, requests: Sequence[DraftRequest], sampling: Sampling | None) -> DrawnTrees:
         """Grows trees of the drawn shape for requests that can be drafted for."""
-        levels = min(self.drawn_shape.levels, max(request.draft_limit for request in requests))
+        levels = min(self.drawn_shape.levels, max(self._limits(requests)))
         opened = self.reader.open(requests, levels)
         drawn = self._drawing(opened, levels, sampling)
         grow(self.network.draft(opened, levels), drawn)
@@ -268,12 +268,15 @@ class NetworkDrafter(Drafter, Source):
 
     def _able(self, requests: Sequence[DraftRequest]) -> list[int]:
         """Returns which of the requests can be drafted for."""
-        ready = (s.draft_limit > 0 and self._follows(s) and self.reader.can_draft(s) for s in requests)
-        return [i for i, drafts in enumerate(ready) if drafts]
+        return [i for i, s in enumerate(requests) if self._follows(s) and self.reader.limit(s) > 0]
 
     def _follows(self, request: DraftRequest) -> bool:
         """Returns whether it reads a request; what keeps nothing beside the target's cache reads all."""
         return request.drafter_reads or not self.page_bytes
+
+    def _limits(self, requests: Sequence[DraftRequest]) -> list[int]:
+        """Returns the deepest level of each request's tree."""
+        return [self.reader.limit(request) for request in requests]
 
     def _growing(self, opened: Begun, levels: int, limits: DepthLimits, nodes: int) -> GrowingTrees:
         """Begins trees of the likeliest nodes."""

@@ -50,6 +50,10 @@ class Reader(ABC):
     def can_draft(self, request: DraftRequest) -> bool:
         """Returns whether there is what a draft for a request begins from."""
 
+    def limit(self, request: DraftRequest) -> int:
+        """Returns the deepest level worth drafting for a request; 0: it cannot be drafted for."""
+        return request.draft_limit if self.can_draft(request) else 0
+
     def skip(self, requests: Sequence[DraftRequest]) -> None:  # noqa: B027
         """Reads where much waits: this cycle drafts nothing, and the next draft should not become a long one."""
 

@@ -14,9 +14,11 @@ class TextState:
 
     first: int32 [slots].  most: tokens that a cycle commits, and the root before them.
     masks: mask tokens behind the root, at most.
+    block: tokens of a block; a row sees the target's keys of the blocks before its own.
     """
 
-    def __init__(self, slots: int, most: int, device: torch.device, masks: int = 0) -> None:
+    def __init__(self, slots: int, most: int, device: torch.device, masks: int = 0, block: int = 1) -> None:
+        self._block = block
         self.backlog = Backlog(slots, most)
         self.first = torch.zeros(slots, dtype=torch.int32, device=device)
         starts = torch.arange(slots + 1, dtype=torch.int32, device=device)
@@ -45,4 +47,4 @@ class TextState:
     ) -> TextRows:
         size = batch.size
         slots = (batch.limits.active, table, self.first[:size], self._starts[rows][: size + 1])
-        return text_rows(batch.history, *slots, rows, unread, masks=masks, mask_token=mask_token)
+        return text_rows(batch.history, *slots, rows, unread, self._block, masks, mask_token)

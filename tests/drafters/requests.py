@@ -3,6 +3,7 @@
 from specengine import SamplingParams
 from specengine.draft_trees.tree import DraftTree
 from specengine.engine.request import Request
+from specengine.rules.base import Wants
 
 GREEDY = SamplingParams(max_new_tokens=24)
 
@@ -22,5 +23,5 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 def with_logits(drafter, requests, sampled):
     """The trees that a drafter drafts with their distributions, and these."""
-    draft = drafter.draft_with_logits(requests, sampled)
+    draft = drafter.draft_for(Wants.SAMPLED_ONLY if sampled else Wants.PROBABILITIES, requests)
     return draft.trees, draft.logits

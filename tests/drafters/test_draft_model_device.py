@@ -1,6 +1,7 @@
 """A draft model inside captured cycles: the CUDA kernels on the simulator, or on a GPU where there is one."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from specengine.models import presets
 from specengine.ops import cuda_ops
 from specengine.rules.base import Wants
 from specengine.tensor_parallel.loading import load_model
-from tests.backends import cpu_kernels
 from tests.engine.device.prompts import GREEDY, PROMPTS, SAMPLED, on_the_cpu
 from tests.engines import ids
+from tests.models.files import CONFIG_JSON, random_state, write_folder
 
 WHOLE = "draft_model:self,layers=2,length=3,adaptive=false"  # the target itself: all its drafts are right
 PART = "draft_model:self,layers=1,length=3,adaptive=false"
@@ -36,16 +37,33 @@ def lengths_of(output):
     return [len(cycle.accepted) for cycle in output.trace]
 
 
-@pytest.mark.quick(1)
+SHAPES = {
+    "chain": PART,
+    "tree": PART.replace("length=3", "tree=2x1x2"),
+    "confidence": PART + ",confidence=0.02",
+    "tree and confidence": PART.replace("length=3", "tree=2x1x2") + ",confidence=0.02",
+}
+
+
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_device_says_what_the_cpu_does(on_device, params):
-    engine = on_device(PART, max_batch_size=2)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_device_says_and_drafts_what_the_cpu_does(on_device, shape, params):
+    engine = on_device(SHAPES[shape], max_batch_size=2)
     assert engine.drafter.drafts_in_cycle
     traced = dataclasses.replace(params, trace=True)
     outputs = engine.generate(PROMPTS, traced)
-    assert ids(outputs) == ids(on_the_cpu(params))
-    assert any(len(cycle.tokens) == 4 for output in outputs for cycle in output.trace)
+    expected = on_the_cpu(traced, drafter=SHAPES[shape] + ",noise=0")
+    assert ids(outputs) == ids(expected)
+    sizes = [len(cycle.tokens) for output in outputs for cycle in output.trace]
+    assert max(sizes) == engine.drafter.max_nodes or "confidence" in shape
+    assert ("confidence" in shape) == any(1 < size < 4 for size in sizes[:3])
     assert engine.drafter.small.cache.pages_in_use == 0
+    for ours, theirs in zip(outputs, expected, strict=True):
+        if len(ours.prompt_token_ids) > 1:  # a text of one token is not read yet
+            assert [(sorted(c.tokens), c.accepted) for c in ours.trace] == [
+                (sorted(c.tokens), c.accepted) for c in theirs.trace
+            ]
 
 
 def test_drafts_of_the_target_itself_are_all_right(on_device):
@@ -126,8 +144,20 @@ def test_an_engine_whose_target_drafts_leaves_the_rotary_tables_of_earlier_graph
     assert model.target._rope.cos_sin is tables and len(tables[0]) >= model.config.max_position + 4
 
 
-def test_trees_confidences_and_short_contexts_stay_between_the_cycles(on_device):
-    for spec in (PART.replace("length=3", "tree=2x1"), PART + ",confidence=0.5"):
-        assert not drafts_in_cycles(on_device(spec).drafter, Wants.NOTHING)
-    with cpu_kernels():
-        assert not drafts_in_cycles(on_device(PART).drafter, Wants.PROBABILITIES)
+def test_drafts_end_with_the_context_of_the_model(on_device, monkeypatch, tmp_path):
+    folder = write_folder(tmp_path / "short", random_state(presets.PRESETS["tiny-llama"]))
+    (folder / "config.json").write_text(json.dumps(CONFIG_JSON | {"max_position_embeddings": 12}))
+    greedy = dataclasses.replace(GREEDY, max_new_tokens=20, trace=True)
+    output = on_device(f"draft_model:{folder},length=3,adaptive=false", max_batch_size=1).generate(PROMPTS[0], greedy)
+    assert output.token_ids == on_the_cpu(greedy, prompts=PROMPTS[:1])[0].token_ids
+    length = len(output.prompt_token_ids)
+    for cycle in output.trace:
+        assert len(cycle.tokens) == (4 if length - 1 + 3 <= 12 else 1)
+        length += len(cycle.accepted) + 1
+
+
+def test_hybrids_alone_draft_between_the_cycles(on_device):
+    """The host reads the text into their states before each draft."""
+    assert not on_device("draft_model:random:tiny-qwen3.5").drafter.drafts_in_cycle
+    for wants in Wants:
+        assert on_device(PART).drafter.drafts_in_cycle

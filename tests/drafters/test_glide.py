@@ -1,16 +1,18 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from specengine import Engine, SamplingParams
-from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters import load_drafter
+from specengine.drafters.glide import rows as glide_rows
 from specengine.drafters.glide.config import THRESHOLDS, WIDTHS, Config
 from specengine.drafters.glide.drafter import Glide
+from specengine.drafters.glide.reader import GlideReader
 from specengine.drafters.glide.rows import GlideRows
 from specengine.models.checkpoint import open_checkpoint
 from specengine.tensor_parallel.loading import LoadedModel, load_model
@@ -53,8 +55,24 @@ def drafter_of(model, folder, in_core=True, **options) -> Glide:
     text = ",".join([f"glide:{folder}", *(f"{name}={value}" for name, value in options.items())])
     drafter = load_drafter(text, model.target)
     if not in_core:
-        drafter._native = None
+        drafter.native = None
     return drafter
+
+
+def watched(drafter) -> list[list[torch.Tensor]]:
+    """Lists the logits [B, Vd] of every level, draft by draft."""
+    seen, draft = [], drafter.network.draft
+
+    def noted(opened, levels):
+        steps, rows, own = draft(opened, levels), None, []
+        seen.append(own)
+        while True:
+            found = steps.send(rows)
+            own.append(found.values)
+            rows = yield found
+
+    drafter.network.draft = noted
+    return seen
 
 
 def dense_logits(state, config, target_state, target, tokens, drafted, cross=True):
@@ -100,13 +118,11 @@ CASES = {
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("case", CASES)
-def test_draft_logits_are_those_of_a_dense_reading_whatever_is_accepted(
-    case, model, target_state, tmp_path, monkeypatch
-):
+def test_draft_logits_are_those_of_a_dense_reading_whatever_is_accepted(case, model, target_state, tmp_path):
     config, made, options = CASES[case]
-    state, seen, checked = glide_state(config, **made), [], 0
-    drafter, backbone = drafter_of(model, write(tmp_path, state, config), in_core=False, **options), Glide._backbone
-    monkeypatch.setattr(Glide, "_backbone", lambda *args: seen.append(backbone(*args)) or seen[-1])
+    state, checked = glide_state(config, **made), 0
+    drafter = drafter_of(model, write(tmp_path, state, config), in_core=False, **options)
+    seen = watched(drafter)
     drafts = steer(drafter, PROMPTS, GREEDY, model=model).drafts
     for (before, trees), ours in zip([d for d in drafts if any(len(t.tokens) > 1 for t in d[1])], seen, strict=True):
         known = [(tokens, tree) for tokens, tree in zip(before, trees, strict=True) if len(tree.tokens) > 1]
@@ -125,8 +141,8 @@ def test_one_call_of_the_core_drafts_what_the_passes_draft(case, dtype, model, t
     config, made, options = CASES[case]
     kept = torch.arange(1, 320, 3)
     state = glide_state(config, **made, d2t=kept - torch.arange(len(kept)))
-    folder, seen, grown = write(tmp_path, state, config), [], Glide._grown
-    monkeypatch.setattr(Glide, "_grown", lambda *args: seen.append(grown(*args)) or seen[-1])
+    folder, seen, grow = write(tmp_path, state, config), [], Glide.grow
+    monkeypatch.setattr(Glide, "grow", lambda *args: seen.append(grow(*args)) or seen[-1])
     for in_core in (True, False):
         steer(drafter_of(model, folder, in_core, dtype=dtype, **options), PROMPTS, GREEDY, model=model)
     trees = [tree for batch in seen for tree in batch]
@@ -200,21 +216,20 @@ def test_the_output_is_that_of_plain_decoding(model, tmp_path, options, batch, p
 def test_long_prompts_are_passed_in_parts(model, target_state, tmp_path, monkeypatch):
     state, tokens = glide_state(), [(7 * i) % 319 for i in range(300)]
     drafter = drafter_of(model, write(tmp_path, state))
-    drafter._prefill_rows = 64
+    drafter.reader._prefill_rows = 64
     passes, of = [], GlideRows.of
-    monkeypatch.setattr(GlideRows, "of", lambda runs, *rest: passes.append(len(runs[0])) or of(runs, *rest))
+    monkeypatch.setattr(GlideRows, "of", lambda rows, *rest: passes.append(rows.nodes) or of(rows, *rest))
     before, (tree,) = steer(drafter, [tokens], GREEDY, model=model).drafts[0]
     assert max(passes) <= 64 and sum(passes[:6]) > 200
     assert tree.tokens[1] == dense_logits(state, JSON, target_state, model.config, before[0], [])[0].argmax()
 
 
 def test_rows_see_the_blocks_before_theirs_and_drafts_all_there_is():
-    def visible(starts, verified, counts):
-        place = CacheBatch(torch.zeros(len(starts), 1), torch.tensor(starts, dtype=torch.int32))
-        return GlideRows.of([[0] * count for count in counts], place, verified, torch.device("cpu")).visible(5).tolist()
+    def seen(*columns):
+        return glide_rows.visible(*map(np.array, columns), 5).tolist()
 
-    assert visible([0], [12], [15]) == [1, 2, 3, 4, 5, *[5] * 5, 10, 10, 12, 12, 12]
-    assert visible([9, 3], [10, 3], [2, 1]) == [5, 10, 3]
+    assert seen([0], [12], [15]) == [1, 2, 3, 4, 5, *[5] * 5, 10, 10, 12, 12, 12]
+    assert seen([9, 3], [10, 3], [2, 1]) == [5, 10, 3]
 
 
 @pytest.mark.parametrize(("row", "deepest"), [(1.0, 1), (0.0, 4)])
@@ -273,9 +288,8 @@ def test_it_drafts_what_the_trained_network_says(model, target_state, tmp_path):
     state = {name: tensor.detach() for name, tensor in network.state_dict().items()}
     sizes = {"num_attention_heads": c.num_heads, "num_key_value_heads": c.num_kv_heads, "rope_theta": c.rope.theta}
     config = {**JSON, **sizes, "hidden_size": c.hidden_size, "intermediate_size": c.intermediate_size}
-    drafter, seen = drafter_of(model, write(tmp_path, state, config), in_core=False, length=1), []
-    expand = drafter._expand
-    drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
+    drafter = drafter_of(model, write(tmp_path, state, config), in_core=False, length=1)
+    seen = watched(drafter)
     steer(drafter, [tokens], GREEDY, model=model)
     theirs = dense_target(target_state, c, tokens)
     keys, values = (torch.stack(each[-2:])[:, None].transpose(2, 3) for each in (theirs.keys, theirs.values))
@@ -283,41 +297,40 @@ def test_it_drafts_what_the_trained_network_says(model, target_state, tmp_path):
     with torch.no_grad():
         states = network(embedding[tokens][None], keys, values, trained.block_mask(len(tokens), 5))
     expected = target_state.get("lm_head.weight", embedding) @ states[0, -1]
-    assert largest_error(seen[0], expected) < 1e-4
+    assert largest_error(seen[0][0][0], expected) < 1e-4
 
 
 def first_errors(model, target_state, folder):
     """How far the first level's logits are from the dense reading, cycle by cycle of one request."""
-    drafter, seen = drafter_of(model, folder, in_core=False, cape="false", length=1), []
-    expand = drafter._expand
-    drafter._expand = lambda logits: seen.append(logits[0][0]) or expand(logits)
+    drafter = drafter_of(model, folder, in_core=False, cape="false", length=1)
+    seen = watched(drafter)
     before = [tokens[0] for tokens, trees in steer(drafter, PROMPTS[:1], GREEDY, model=model).drafts]
     state = load_file(folder / "model.safetensors")
     return [
         largest_error(ours, dense_logits(state, JSON, target_state, model.config, tokens, [])[0])
-        for tokens, ours in zip(before, seen, strict=False)
+        for tokens, ((ours,), *_) in zip(before, seen, strict=False)
     ]
 
 
 def test_rows_that_see_too_much_would_be_noticed(model, target_state, tmp_path, monkeypatch):
     write(tmp_path, glide_state())
     assert max(first_errors(model, target_state, tmp_path)) < 1e-4
-    monkeypatch.setattr(GlideRows, "visible", lambda rows, block: rows.verified[rows.owner])
+    monkeypatch.setattr(glide_rows, "visible", lambda _, verified, counts, block: np.repeat(verified, counts))
     assert max(first_errors(model, target_state, tmp_path)) > 1e-3
 
 
 def test_rows_that_are_not_passed_again_would_be_noticed(model, target_state, tmp_path, monkeypatch):
     """The old root was drafted from before the target had its keys."""
     write(tmp_path, glide_state())
-    first = Glide._first_logits
+    unread = GlideReader.unread
 
     def keeps_the_root(self, requests):
-        logits = first(self, requests)
+        found = unread(self, requests)
         for request in requests:
-            request.drafter_states[self].cached = len(request.tokens)
-        return logits
+            request.drafter_states[self] = len(request.tokens)
+        return found
 
-    monkeypatch.setattr(Glide, "_first_logits", keeps_the_root)
+    monkeypatch.setattr(GlideReader, "unread", keeps_the_root)
     assert max(first_errors(model, target_state, tmp_path)) > 1e-3
 
 

@@ -191,7 +191,7 @@ OPS = {
         ("join_rows",),
     ),
     "grow_level": Op(
-        "best_tokens: i32[best,k]  best_scores: f32[best,k]  token_ids?: i32[V]  order?: i32[w]  entries?: i32[E]  "
+        "best_tokens: i32[best,k]  best_scores: f32[best,k]  token_ids?: i32[V]  order?: i32[w]  listed?: i32[E]  "
         "roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  "
         "beam: i32[B,before]  tokens?: i32[R]  depths?: i32[R]  ancestors: i32[R,W]  above?: i64[R]  beam: i32[B,w]  "
         "tokens: i32[next]  "
@@ -201,7 +201,7 @@ OPS = {
     "expand_level": Op(
         "logits: f32[rows,V]  delta?: f32[R,V]  confidence?: f32[chances]  thresholds?: f32[T]  "
         "widths?: i32[classes]  tokens: i32[R,S,k]  scores: f32[R,S,k]  sums: f32[R,S]  arrived: i32[B]  "
-        "token_ids?: i32[V]  order?: i32[w]  entries?: i32[E]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  "
+        "token_ids?: i32[V]  order?: i32[w]  listed?: i32[E]  roots: i32[B,1]  known: i32[B]  tokens: i32[B,C]  "
         "parents: i32[B,C]  depths: i32[B,C]  scores: f32[B,C]  beam: i32[B,before]  tokens?: i32[R]  depths?: i32[R]  "
         "ancestors: i32[R,W]  above?: i64[R]  beam: i32[B,w]  tokens: i32[next]  depths: i32[next]  "
         "ancestors: i32[next,W]  above: i64[next]  origin?: i64[R]",

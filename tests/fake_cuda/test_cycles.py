@@ -42,6 +42,13 @@ def test_a_cycle_can_be_captured_and_launches_no_more_than_recorded(machine, fol
         assert width == CATCH_UP or {*own.torch} <= {"mm", *OTHERS.get(name, ())}, f"width {width}: {own}"
 
 
+@pytest.mark.parametrize("name", ["fasteagle", "medusa"])
+def test_drawn_children_are_captured(machine, folders, name):
+    spec = f"{DRAFTERS[name]},sample=true".format(**folders)
+    launches = machine.engine(machine.target(), spec, "rejection").captured(4)
+    assert launches.ours["draw_siblings"] == launches.ours["grow_level"] == 3  # of a level each
+
+
 def test_width_1_costs_hardly_more_than_plain_decoding():
     cases = recorded()
     plain = sum(cases["none"]["1"].values())

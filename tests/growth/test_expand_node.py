@@ -200,4 +200,4 @@ def test_bad_logits_and_sizes_are_refused():
     refuse(r"^parts.tokens: width 2, expected 1 to Vd=1", torch.zeros(1, 1))
     refuse(r"^confidence: expected shape \[B\] with B=1", torch.zeros(1, 3), torch.zeros(2))
     refuse(r"^levels: expected 1 or more, got 0", torch.zeros(1, 3), shape=("ddtree", 0, 5, 2))
-    refuse(r"^beta: expected a positive number, got 0", torch.zeros(1, 3), shape=("top2gap", 3, 5, 2, 0.0))
+    refuse(r"^shape.beta: expected a positive number, got 0", torch.zeros(1, 3), shape=("top2gap", 3, 5, 2, 0.0))

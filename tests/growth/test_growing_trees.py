@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
+from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 
 from specengine.cache.kv_cache import CacheBatch
 from specengine.draft_trees.dynamic import DynamicTrees
-from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 from specengine.ops.expand_backbone import expand_backbone
 from specengine.ops.growth import level_trees
 from specengine.ops.growth.level_trees import Cape, GrowingTrees, GrowthPlan, select_limited

@@ -156,16 +156,16 @@ def test_what_the_target_cached_matters_by_its_projections_alone():
     assert drafted("glide", **plain, **other) == drafted("glide", **plain)
 
 
-def test_the_rows_of_pairs_may_lie_anywhere_and_states_side_by_side_are_one_row():
-    order = [4, 8, 0, 2, 7, 1, 5, 3]
-    states = NETWORKS["eagle fused"]()["hidden_states"]
-    mixed = torch.zeros_like(states)
-    mixed[order] = states[:8]
-    assert drafted("eagle fused", hidden_states=mixed, rows=order) == drafted("eagle fused")
-    assert drafted("eagle fused", hidden_states=mixed) != drafted("eagle fused")
-    assert drafted("eagle fused", hidden_states=states.flatten(1)) == drafted("eagle fused")
-    with pytest.raises(ValueError, match="hidden_states: expected shape"):
-        drafted("eagle fused", hidden_states=states.mT.contiguous().mT)
+@pytest.mark.parametrize("name", ["eagle fused", "fasteagle", "heads"])
+def test_the_rows_of_hidden_states_may_lie_anywhere_and_states_side_by_side_are_one_row(name):
+    arguments = NETWORKS[name]()
+    states = arguments["hidden_states"]
+    mixed, rows = states.flip(0), [len(states) - 1 - row for row in arguments["rows"]]
+    assert drafted(name, hidden_states=mixed, rows=rows) == drafted(name)
+    assert drafted(name, hidden_states=mixed) != drafted(name)
+    assert drafted(name, hidden_states=states.flatten(1)) == drafted(name)
+    with pytest.raises(ValueError, match="hidden_states: expected"):
+        drafted(name, hidden_states=states.mT.contiguous().mT)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -293,7 +293,7 @@ def grow_level() -> Arguments:
         "best_scores": torch.tensor([[-0.5, -1.0], [-0.1, -3.0], [-2.0, -2.5], [-1.0, -1.5]]),
         "token_ids": torch.arange(10, dtype=torch.int32) + 5,
         "order": ints(1, 2),
-        "entries": ints(0, 1, 2, 3),
+        "listed": ints(0, 1, 2, 3),
         "roots": ints([3], [4]),
         "known": ints(1, 1),
         "candidates.tokens": ints([3, 1, 2, *[0] * 4], [4, 2, 1, *[0] * 4]),
@@ -536,7 +536,7 @@ OPTIONAL = {
     *(("tree_attention", name) for name in ("ancestors", "workspace", "sinks", "arrived", "upcoming")),
     *(("decoder_pass", "ancestors"), ("gated_delta", "ancestors")),
     *(("decoder_pass fed", "ancestors"), ("decoder_pass", "adapters"), ("decoder_pass fed", "adapters")),
-    *((op, name) for op in ("grow_level", "expand_level") for name in ("token_ids", "order", "entries", "origin")),
+    *((op, name) for op in ("grow_level", "expand_level") for name in ("token_ids", "order", "listed", "origin")),
     *(("expand_level", "delta"), ("expand_level", "confidence")),
     *(("verify_tree", "row_states"), ("verify_tree sampled", "row_states"), ("verify_tree sampled", "draft_index")),
     ("verify_tree sampled", "masks"),
@@ -576,6 +576,7 @@ GROWTH = {"candidates": _dotted(_C.CandidateColumns, "candidates")}
 GROWING = {"parts": _dotted(_C.VocabularyParts, "parts"), "limits": _dotted(_C.DepthLimits, "limits")}
 GROWING |= {**GROWTH, "shape": _dotted(_C.LevelShape, "shape")}
 GROWTH |= {name: _dotted(_C.BeamRows, name) for name in ("before", "after")}
+GROWTH |= {"entries": _record(_C.LevelEntries, _C.LevelEntries._fields)}
 CACHE = {"cache": _record(_C.KVCacheView, PLACE)}
 STATES = {"states": _record(_C.DeltaStates, _C.DeltaStates._fields)}
 RECORDS: dict[str, dict[str, Callable[[Arguments], Any]]] = {  # of an op's arguments

@@ -32,7 +32,15 @@ CLASSES |= {"LoraModule", "LoraProjection", "LoraLayer"}
 CLASSES |= {"EagleWeights", "FastEagleWeights", "DraftHead", "HeadsWeights", "GlideWeights"}  # see tests/growth
 RECORDS = {"KVCacheView", "SamplingTable", "TokenHistory", "SampledTrees", "DraftLogits", "AcceptedPaths"}
 RECORDS |= {"PassOutputs", "Multipliers", "DeltaStates", "CandidateColumns", "BeamRows", "ChainColumns", "SeenKeys"}
-RECORDS |= {"VocabularyParts", "LevelLogits", "SelectedTrees", "LevelShape", "DepthLimits", "OpenedNodes"}
+RECORDS |= {
+    "LevelEntries",
+    "VocabularyParts",
+    "LevelLogits",
+    "SelectedTrees",
+    "LevelShape",
+    "DepthLimits",
+    "OpenedNodes",
+}
 RECORDS |= {"CodedForm", "RopeTables", "RotatedRows", "VerifyWorkspace", "BackboneTrees"}
 NOT_OPS = CLASSES | RECORDS | {"num_threads", "set_num_threads", "instruction_set", "set_instruction_set"}
 NOT_OPS |= {"tree_attention_workspace", "set_programmatic_launch"}

@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kTopThreads, 4) expand_node_kernel(Nodes op) {
 
   if (!is_last_to_arrive(op.arrived + b, static_cast<int>(gridDim.x))) return;
 
+  if (op.step > 0 && threadIdx.x >= kWarp) return;
   PathGrowth growth = of_request(op.growth, b, op.step == 0 ? 1 : op.growth.count[b], deepest, op.columns);
   if (op.step == 0) begin(op, growth);
   if (threadIdx.x >= kWarp) return;

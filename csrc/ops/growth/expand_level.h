@@ -25,17 +25,16 @@ struct LevelLogits {
 };
 
 // As GrowLevel, whose drafted children are the k likeliest tokens of each row and their log-probabilities. A row
-// without a distribution has no children; the CPU refuses it. With widths (CAPE), a row has widths[number of thresholds
-// below its highest probability] children, and the others do not exist. With a confidence, scores are the logarithms of
-// chances: the first child has the confidence, the others share the rest as they share probability.
+// without a distribution has no children; the CPU refuses it. With a confidence, scores are the logarithms of chances:
+// the first child has the confidence, the others share the rest as they share probability. With widths (CAPE), a row
+// has widths[number of thresholds below its first child's chance] children, and the others do not exist.
 struct ExpandLevel {
   LevelLogits level;
   VocabularyParts parts;
   OptionalTensor token_ids;  // [Vd] int32, the target's tokens; None: the drafter's are the same
-  OptionalTensor order;      // [w'] int32, the entries to expand, counted over the level; None: the best ones
-  OptionalTensor entries;    // [E] int32, which of the w k children, row after row, the level has; None: all
-  TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
-  TensorView known;          // [B] int32, 0: the request drafts nothing
+  LevelEntries entries;
+  TensorView roots;  // [B, 1] int32; written to column 0 where first is 1
+  TensorView known;  // [B] int32, 0: the request drafts nothing
   CandidateColumns candidates;
   BeamRows before;        // tokens, depths and above are not read
   BeamRows after;         // written

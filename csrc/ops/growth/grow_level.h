@@ -24,6 +24,14 @@ struct BeamRows {
   TensorView above;      // [B * w] int64, the rows of the parents in the level before
 };
 
+// Which children a level has, and which of these entries are expanded.
+struct LevelEntries {
+  static constexpr char kRecord[] = "LevelEntries";
+
+  OptionalTensor order;   // [w'] int32, the entries to expand, counted over the level; None: the best ones
+  OptionalTensor listed;  // [E] int32, which of the w k children, row after row, the level has; None: all
+};
+
 // Checks what an op that grows a level says of it; returns how many rows have k children each.
 template <typename Op>
 int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
@@ -42,10 +50,10 @@ int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
   check(op.after.depths, "after.depths", {DType::kInt32}, {rows});
   check(op.after.ancestors, "after.ancestors", {DType::kInt32}, {rows, W});
   check(op.after.above, "after.above", {DType::kInt64}, {rows});
-  check.optional(op.order, "order", {DType::kInt32}, {next});
+  check.optional(op.entries.order, "order", {DType::kInt32}, {next});
   check.optional(op.origin, "origin", {DType::kInt64}, {B * w});
-  check.optional(op.entries, "entries", {DType::kInt32}, {E});
-  const int64_t level = op.entries.given() ? E.value : w * k, first = op.first, first_node = op.first_node;
+  check.optional(op.entries.listed, "listed", {DType::kInt32}, {E});
+  const int64_t level = op.entries.listed.given() ? E.value : w * k, first = op.first, first_node = op.first_node;
   if (rows != B * next) fail("after.tokens: expected ", B * next, " rows, got ", rows.value);
   if (first < 1 || first + level > M) {
     fail("first: ", level, " candidates from column ", first, " on do not fit into columns 1 to ", M - 1);
@@ -66,10 +74,9 @@ struct GrowLevel {
   TensorView best_tokens;    // [B * w, k] or [B, k] int32, the drafter's tokens; -1: there is no child
   TensorView best_scores;    // as many rows, float32, their log-probabilities
   OptionalTensor token_ids;  // [Vd] int32, the target's tokens; None: the drafter's are the same
-  OptionalTensor order;      // [w'] int32, the entries to expand, counted over the level; None: the best ones
-  OptionalTensor entries;    // [E] int32, which of the w k children, row after row, the level has; None: all
-  TensorView roots;          // [B, 1] int32; written to column 0 where first is 1
-  TensorView known;          // [B] int32, 0: the request drafts nothing
+  LevelEntries entries;
+  TensorView roots;  // [B, 1] int32; written to column 0 where first is 1
+  TensorView known;  // [B] int32, 0: the request drafts nothing
   CandidateColumns candidates;
   BeamRows before;        // tokens, depths and above are not read
   BeamRows after;         // written

@@ -8,6 +8,8 @@ from itertools import accumulate
 from operator import mul
 
 from specengine._C import MAX_NODES
+from specengine.draft_trees.rank_paths import RankTree
+from specengine.draft_trees.shapes import Beam, Ranks
 from specengine.utils.spec_string import check_range
 
 
@@ -58,6 +60,20 @@ class Config:
     def widths(self) -> tuple[int, ...]:
         """Children of each node by level."""
         return tuple(int(width) for width in self.tree.split("x")) if self.tree else (1,) * self.length
+
+    @property
+    def shape(self) -> Beam | Ranks:
+        """The shape of its trees."""
+        most = max(self.widths)
+        widths, thresholds = ((0, most), (self.confidence,)) if self.confidence else ((), ())
+        if most == 1:
+            return Beam(len(self.widths), 1, widths=widths, thresholds=thresholds)
+        return Ranks(RankTree.of_widths(self.widths), widths, thresholds)
+
+    @property
+    def sample(self) -> bool:
+        """Whether children are drawn for rules that take others too: they always are."""
+        return True
 
     @property
     def nodes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specengine._C import MAX_NODES
+from specengine.draft_trees.shapes import Beam
 from specengine.utils.spec_string import check_range
 
 # CAPE: siblings beside the greedy token, by its probability: 7 up to 0.3, 5 up to 0.6, 3 up to 0.8, otherwise 1.
@@ -34,15 +35,8 @@ class Config:
         check_range("length", self.length, 1, (MAX_NODES - 1) // (WIDTHS[0] if self.cape else 1))
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Nodes of a level, by the class of the greedy token's probability."""
-        return WIDTHS if self.cape else (1,)
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """Probabilities that separate the classes."""
-        return THRESHOLDS if self.cape else ()
-
-    def width_of(self, probability: float) -> int:
-        """Returns the nodes of a level whose greedy token has this probability."""
-        return self.widths[sum(probability > bound for bound in self.thresholds)]
+    def shape(self) -> Beam:
+        """The shape of its trees: the likeliest node of a level has children."""
+        if not self.cape:
+            return Beam(self.length, 1)
+        return Beam(self.length, WIDTHS[0], widths=WIDTHS, thresholds=THRESHOLDS)

@@ -8,8 +8,10 @@ from specengine import _C
 from specengine._C import PAGE_SIZE
 from specengine.cache.kv_cache import KVCache
 from specengine.cache.page_pool import PagePool, page_bytes
-from specengine.drafters.glide.rows import PassRows
-from specengine.drafters.native import Cache, NativeDraft
+from specengine.draft_trees.shapes import Beam
+from specengine.drafters.glide.rows import GlideRows, PassRows
+from specengine.drafters.growth import Opened, Steps
+from specengine.drafters.native import Cache, NativeDraft, growth_shape
 from specengine.models.checkpoint_base import ENDS, expected_tensors
 from specengine.models.config import ModelConfig
 from specengine.models.draft_checkpoint import DraftCheckpoint
@@ -18,6 +20,7 @@ from specengine.models.transformer import Transformer
 from specengine.models.weights import WeightLoader
 from specengine.ops.decoder import Decoder, native_projection
 from specengine.ops.growth.add_delta import add_delta
+from specengine.ops.growth.growing_trees import Logits
 from specengine.ops.row_tools import take_rows
 from specengine.ops.weight import Projection
 
@@ -73,7 +76,7 @@ class GlideNetwork:
         """Its own keys and values."""
         return self._pool
 
-    def native_draft(self, shape: _C.GrowthShape) -> NativeDraft | None:
+    def native_draft(self, shape: Beam) -> NativeDraft | None:
         """Makes the one native call of a draft; None on CUDA."""
         if self._on_device:
             return None
@@ -91,7 +94,7 @@ class GlideNetwork:
             head=native_projection(self.head),
             vocabulary=self._vocabulary,
         )
-        return NativeDraft(weights, shape)
+        return NativeDraft(weights, growth_shape(shape))
 
     @property
     def native_caches(self) -> list[Cache]:
@@ -109,18 +112,18 @@ class GlideNetwork:
         """The target's token of each of the drafter's, int32; None: they are the same."""
         return self._vocabulary
 
-    def target_ids(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns the target's ids of the drafter's tokens; -1 stays."""
-        return tokens if self._vocabulary is None else torch.where(tokens < 0, tokens, self._vocabulary[tokens.long()])
-
-    def logits(self, read: PassRows) -> torch.Tensor:
-        """Returns float32 [B, draft vocabulary] behind every request's last row."""
-        states = self.states(read)
-        return self._ops.linear(states if read.last is None else take_rows(states, read.last), self.head)
+    def draft(self, opened: Opened, levels: int) -> Steps:
+        """Reads the text; then goes on from one node of every level."""
+        text = opened.rows
+        assert isinstance(text, GlideRows)  # of its reader
+        states = take_rows(self.states(PassRows(text, opened.place, text.seen)), opened.last)
+        while True:
+            rows = yield Logits(self._ops.linear(states, self.head))
+            states = self.states(PassRows(rows, opened.root_place, text.seen_later, rows.first_node))
 
     def states(self, read: PassRows) -> torch.Tensor:
         """Caches the rows' own keys and values; returns their states [M, hidden] as the head reads them."""
-        c, ops, count = self.config, self._ops, len(read.tokens)
+        c, ops, rows, count = self.config, self._ops, read.rows, len(read.rows.tokens)
 
         def empty(*shape: int, reader: Projection | None = None) -> torch.Tensor:
             dtype = ops.dtype_for(reader) if reader else torch.float32
@@ -131,16 +134,16 @@ class GlideNetwork:
             ops.rms_norm(x, delta, weight, out, c.rms_norm_eps)
             return out
 
-        x, q, tokens, delta = empty(c.hidden_size), empty(c.num_heads, c.head_dim), read.tokens, None
+        x, q, tokens, delta = empty(c.hidden_size), empty(c.num_heads, c.head_dim), rows.tokens, None
         if self._embedding.rows < self._target.vocab_size:  # any row will do for a token that it was not trained with
             tokens = torch.where(tokens < self._embedding.rows, tokens, 0)
         ops.gather_rows(self._embedding, tokens, x)
         for i, (layer, cross) in enumerate(zip(self._layers, self._cross, strict=True)):
             cache, norms = read.view(self._pool.k[i], self._pool.v[i]), (layer.q_norm, layer.k_norm)
             qkv = ops.linear(norm(layer.attention_norm, layer.qkv), layer.qkv)
-            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, read.depths, cache, q, c.rms_norm_eps)
+            ops.rope_cache(qkv, *self._rope.cos_sin, *norms, rows.depths, cache, q, c.rms_norm_eps)
             attended = empty(c.num_heads, c.head_dim, reader=layer.attention_out)
-            ops.tree_attention(q, cache, read.ancestors, attended, c.head_dim**-0.5, layer.window)
+            ops.tree_attention(q, cache, rows.ancestors, attended, c.head_dim**-0.5, layer.window)
             delta = ops.linear(attended.view(count, -1), layer.attention_out)
             if cross:
                 delta = self._read_target(self._added(x, delta, cross[0]), i, cross, read)
@@ -165,7 +168,7 @@ class GlideNetwork:
         raw, unkept = self._ops.linear(x, query), read.view(nothing, nothing)  # queries are rotated alone
         q = torch.empty(len(x), t.num_heads, t.head_dim, device=self.device)
         attended = torch.empty_like(q, dtype=self._ops.dtype_for(out))
-        self._ops.rope_cache(raw, *self._target_rope.cos_sin, None, None, read.depths, unkept, q, 0)
+        self._ops.rope_cache(raw, *self._target_rope.cos_sin, None, None, read.rows.depths, unkept, q, 0)
         cache = seen.view(self.cache.k[which], self.cache.v[which])
         self._ops.tree_attention(q, cache, seen.ancestors, attended, t.head_dim**-0.5, self._reach)
         return self._ops.linear(attended.view(len(x), -1), out)

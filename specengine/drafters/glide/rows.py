@@ -1,4 +1,4 @@
-"""The rows of a GLIDE pass: where they lie, and how much of the target's cache each of them sees.
+"""The rows of a GLIDE pass, and how much of the target's cache each of them sees.
 
 A row sees what it saw in training (the paper's block-wise mask). A row of the text sees the blocks before its own; in
 the first block it sees all tokens up to itself. The root and drafted rows see everything that the target has cached.
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from specengine._C import KVCacheView
-from specengine.cache.kv_cache import CacheBatch
+from specengine.cache.cache_batch import CacheBatch
 from specengine.draft_trees.tree import TreeBatch
+from specengine.ops.decoder import Rows
 
 
 @dataclass(frozen=True)
@@ -34,78 +37,61 @@ class SeenTarget:
         return KVCacheView(k, v, self.block_table, self.lengths, self.row_start, 0)
 
 
-@dataclass(frozen=True)
-class PassRows:
-    """Rows as the network reads them.
+class PassRows(NamedTuple):
+    """The rows of a pass, where they lie in the drafter's cache, from number first_node on, and what they see."""
 
-    tokens, depths: int32 [M].  row_start, ancestors: as those of a TreeBatch; None: chains.  place: lengths are the
-    requests' rows in the drafter's cache.  first_node: the number of a request's first row behind them.
-    last: int64 [B], each request's last row; None: it has one row.
+    rows: Rows
+    place: CacheBatch
+    seen: SeenTarget
+    first_node: int = 0
+
+    def view(self, k: torch.Tensor, v: torch.Tensor) -> KVCacheView:
+        """Returns a layer of the drafter's cache as the rows are written to it."""
+        return KVCacheView(k, v, self.place.block_table, self.place.lengths, self.rows.row_start, self.first_node)
+
+
+@dataclass(frozen=True)
+class GlideRows:
+    """Tokens of the text as the network reads them; the columns are those of a TreeBatch.
+
+    seen: of the target's cache by each row.  seen_later: by each request's drafted rows, one of a level.
     """
 
     tokens: torch.Tensor
     depths: torch.Tensor
     row_start: torch.Tensor
     ancestors: torch.Tensor | None
-    place: CacheBatch
     seen: SeenTarget
-    first_node: int = 0
-    last: torch.Tensor | None = None
-
-    def view(self, k: torch.Tensor, v: torch.Tensor) -> KVCacheView:
-        """Returns a layer of the drafter's cache as the rows are written to it."""
-        return KVCacheView(k, v, self.place.block_table, self.place.lengths, self.row_start, self.first_node)
-
-
-@dataclass(frozen=True)
-class GlideRows:
-    """A chain per request.
-
-    place: lengths are its rows in the drafter's cache.  verified: int32 [B], its tokens in the target's.
-    owner: int64 [M], each row's request.  last: int64 [B], each request's last row.
-    """
-
-    rows: TreeBatch
-    place: CacheBatch
-    verified: torch.Tensor
-    owner: torch.Tensor
-    last: torch.Tensor
+    seen_later: SeenTarget
 
     @staticmethod
-    def of(
-        runs: Sequence[Sequence[int]],
-        place: CacheBatch,
-        verified: Sequence[int],
-        device: torch.device,
-        masked: bool = False,
-    ) -> GlideRows:
-        """Lays out each request's tokens, from the first one that is not in the drafter's cache.
+    def of(rows: TreeBatch, place: CacheBatch, verified: Sequence[int], block: int) -> GlideRows:
+        """Returns chains of the text of requests on the host.
 
-        masked: as TreeBatch.chains does.
+        place: lengths are their rows in the drafter's cache.  verified: tokens of each in the target's.
         """
-        rows = TreeBatch.chains(runs, device, masked=masked)
-        owner = torch.tensor([b for b, run in enumerate(runs) for _ in run], device=device)
-        cached = torch.tensor(verified, dtype=torch.int32, device=device)
-        return GlideRows(rows, place, cached, owner, rows.row_start[1:].long() - 1)
+        assert place.host is not None and rows.starts is not None  # the host made them
+        device, counts, cached = rows.tokens.device, np.diff(rows.starts), np.array(verified, dtype=np.int32)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        last = visible(place.host, cached, counts, block) - 1
 
-    def read(self, block: int) -> PassRows:
-        """Returns the rows as the network reads them. block: tokens of a block."""
-        rows = self.rows
-        seen = SeenTarget(
-            block_table=self.place.block_table[self.owner],
-            lengths=(self.visible(block) - 1).clamp(min=0),
-            row_start=torch.arange(len(self.owner) + 1, dtype=torch.int32, device=self.owner.device),
-            ancestors=(rows.depths[:, None] >= 0).int(),
-        )
-        return PassRows(rows.tokens, rows.depths, rows.row_start, rows.ancestors, self.place, seen, last=self.last)
+        def seen(table: torch.Tensor, lengths: np.ndarray) -> SeenTarget:
+            each = torch.arange(len(lengths) + 1, dtype=torch.int32, device=device)
+            ones = torch.ones(len(lengths), 1, dtype=torch.int32, device=device)
+            return SeenTarget(table, torch.from_numpy(lengths).to(device), each, ones)
 
-    @property
-    def positions(self) -> torch.Tensor:
-        """int64 [M]; of padding, the position of its request's first row."""
-        return self.place.lengths[self.owner].long() + self.rows.depths.clamp(min=0)
+        table = place.block_table
+        by_row = seen(table[torch.from_numpy(owner).to(device)], last)
+        return GlideRows(rows.tokens, rows.depths, rows.row_start, rows.ancestors, by_row, seen(table, cached - 1))
 
-    def visible(self, block: int) -> torch.Tensor:
-        """Returns int32 [M]: how many of the target's keys each row sees."""
-        position, verified = self.positions, self.verified[self.owner]
-        seen = torch.where(position < block, position + 1, position // block * block)
-        return torch.where(position < verified, seen, verified).int()
+
+def visible(starts: np.ndarray, verified: np.ndarray, counts: np.ndarray, block: int) -> np.ndarray:
+    """Returns how many of the target's keys each row of some chains sees, int32 [M].
+
+    starts, verified, counts: int [B], each chain's first position, tokens in the target's cache, and rows.
+    block: tokens of a block.
+    """
+    position = np.concatenate([np.arange(first, first + count) for first, count in zip(starts, counts, strict=True)])
+    cached = np.repeat(verified, counts)
+    trained = np.where(position < block, position + 1, position // block * block)
+    return np.where(position < cached, trained, cached).astype(np.int32)

@@ -21,6 +21,7 @@ from specengine.ops.growth.expand_levels import DepthLimits, LevelShape, empty_c
 from specengine.ops.growth.top_tokens import vocabulary_parts
 from specengine.ops.sampling_table import TokenHistory
 from specengine.ops.select_nodes import Columns, SelectedTrees
+from specengine.utils.host_memory import is_host
 
 
 @dataclass(frozen=True)
@@ -123,19 +124,19 @@ class GrowthPlan:
         shape, device = self.shape, self.arrived.device
         if isinstance(shape, BestFirst):
             return LevelShape.best_first(shape.kind, shape.nodes, shape.children, shape.beta)
-        if isinstance(shape, Ranks):
+        if isinstance(shape, Ranks) and not shape.widths:
             tree = shape.tree.first(len(shape.tree), shape.levels)  # level by level
             columns = (tree.ranks, tree.parents, tree.depths)
             tensors = (torch.tensor(each.tolist(), dtype=torch.int32, device=device) for each in columns)
             return LevelShape.ranks(RankColumns(*tensors), shape.children)
-        if max(shape.opened) > 1:
+        if isinstance(shape, Ranks) or max(shape.opened) > 1:
             return None
         return LevelShape.backbone(shape.levels, shape.widths or (shape.children,), shape.thresholds, device)
 
     @cached_property
     def cape(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The thresholds, float32 [C], and widths, int32 [C + 1], of a shape that has them; see Beam."""
-        if not isinstance(self.shape, Beam) or not self.shape.widths:
+        if isinstance(self.shape, BestFirst) or not self.shape.widths:
             return None
         device = self.arrived.device
         widths = torch.tensor(self.shape.widths, dtype=torch.int32, device=device)
@@ -149,16 +150,17 @@ class GrowthPlan:
         return [requests.repeat_interleave(level.rows) for level in self.levels]
 
     @cached_property
+    def root_columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Parents and depths of the roots alone, int32 [B], and where each tree begins, int32 [B + 1]."""
+        batch, device = len(self.arrived), self.arrived.device
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+        return torch.full_like(self.arrived, -1), self.arrived, starts
+
+    @cached_property
     def columns_start(self) -> torch.Tensor:
         """Where the candidates of each request begin, int32 [B + 1]."""
         batch, device = len(self.arrived), self.arrived.device
         return torch.arange(0, batch * self.candidates + 1, self.candidates, dtype=torch.int32, device=device)
-
-    @cached_property
-    def lone_roots(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Parents and depths of trees of a root alone, int32 [B], and where each of them begins, int32 [B + 1]."""
-        parents, starts = torch.full_like(self.arrived, -1), torch.arange(len(self.arrived) + 1, dtype=torch.int32)
-        return parents, torch.zeros_like(parents), starts.to(self.arrived.device)
 
     @cached_property
     def logit_rows(self) -> torch.Tensor:
@@ -242,7 +244,7 @@ class GrowingTrees:
         if isinstance(found, Children):
             count = self.plan.levels[self.level].children
             tokens, scores = (each[:, :count].contiguous() for each in (found.tokens, found.scores))
-            return self._add_level(partial(_C.grow_level, tokens, scores), self._token_ids)
+            return self._add_children(tokens, scores, self._token_ids)
         if self._grows_whole(found):
             self._columns = self._whole(found)
             return None
@@ -272,6 +274,12 @@ class GrowingTrees:
             limits=self._limits,
         )
 
+    def _add_children(
+        self, tokens: torch.Tensor, scores: torch.Tensor, token_ids: torch.Tensor | None
+    ) -> GrownRows | None:
+        """Adds given children [B * w, k] or [B, k] of the open nodes. token_ids: the target's tokens of theirs."""
+        return self._add_level(partial(_C.grow_level, tokens, scores), token_ids)
+
     def _expand(self, found: Logits) -> GrownRows | None:
         """Adds the likeliest children of each open node, in one launch."""
         level, (_, vocabulary) = self.plan.levels[self.level], found.values.shape
@@ -291,15 +299,23 @@ class GrowingTrees:
         after = empty_rows(len(self._roots), level.next, before.ancestors.shape[1], self._roots.device)
         origin = self._origin if self.level == 0 else None
         write(
-            *(token_ids, level.order, level.entries, self._roots, self._known, self._candidates, before, after),
+            *(
+                token_ids,
+                _C.LevelEntries(level.order, level.entries),
+                self._roots,
+                self._known,
+                self._candidates,
+                before,
+                after,
+            ),
             *(origin, self.first, self._first_node),
         )
         first_node = self._first_node
         self.first += level.size
         self._first_node += level.next
         self.before, self.level = after, self.level + 1
-        if not level.next:
-            return None
+        if not level.next or (is_host(after.depths.device) and after.depths.numpy().max() <= 0):
+            return None  # the CPU gets rows of depth 0 in place of nodes that do not exist
         in_place = origin is None and level.rows == level.next == 1
         start = self.plan.row_starts[level.next]
         place = (after.above, first_node, in_place, self.level, after.beam)
@@ -315,10 +331,9 @@ class GrowingTrees:
         if self._columns is not None:
             return self._columns
         tokens, parents, depths, scores = self._candidates
-        if self.first == self.plan.candidates:
-            return tokens, parents, depths, scores
-        first = self.first  # levels ended early
-        return tokens[:, :first], parents[:, :first], depths[:, :first], scores[:, :first]
+        if self.first < self.plan.candidates:  # levels ended early
+            tokens, parents, depths, scores = (column[:, : self.first].contiguous() for column in self._candidates)
+        return tokens, parents, depths, scores
 
 
 def select_limited(

@@ -30,10 +30,11 @@ RULES = ["rejection", "cascade:chow,alpha=0.2", "traversal", "margin:reference"]
 @pytest.fixture(scope="module")
 def specs(tmp_path_factory):
     made = write_trained(tmp_path_factory.mktemp("drafters"))
-    return {name: f"{made[name]},{options},sample=true" for name, options in OPTIONS.items()}
+    trained = {name: f"{made[name]},{options},sample=true" for name, options in OPTIONS.items()}
+    return trained | {"draft_model": "draft_model:self,layers=1,tree=3x2,confidence=0.02"}
 
 
-@pytest.mark.parametrize("name, rule", [*zip(OPTIONS, cycle(RULES))])
+@pytest.mark.parametrize("name, rule", [*zip([*OPTIONS, "draft_model"], cycle(RULES))])
 def test_the_device_draws_and_accepts_what_the_cpu_does(device_engine, specs, name, rule):
     params = dataclasses.replace(SAMPLED, max_new_tokens=5, trace=True)
     expected = on_the_cpu(params, drafter=specs[name], rule=rule)
