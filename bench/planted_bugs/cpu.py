@@ -258,6 +258,16 @@ BUGS = {
                 "nodes.depths[child] < levels ? child : -1",
                 "nodes.depths[child] <= levels ? child : -1",
             ),
+            "of equals the later node is opened": (
+                "csrc/growth/best_first.h",
+                "has_lower_ranks(node, other) : node < other",
+                "has_lower_ranks(node, other) : node > other",
+            ),
+            "path's memory is that of another step": (
+                "csrc/growth/path_growth.h",
+                "static_cast<int64_t>(steps[tree.nodes.parents[node]]) * batch",
+                "static_cast<int64_t>(tree.nodes.parents[node]) * batch",
+            ),
             "limit leaves the deepest level out": (
                 "csrc/cpu/**/select_nodes.cpp",
                 "exists(i) && depths[i] <= limit",

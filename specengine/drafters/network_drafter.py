@@ -205,10 +205,11 @@ class NetworkDrafter(Drafter, Source):
         rows, logits = [[-1] for _ in requests], torch.empty(0, self.columns.count, device=self.device)
         if able := self._able(requests):
             drafted = [requests[i] for i in able]
+            limits = self._limits(drafted)  # as long as there is unread text
             sampling = Sampling.of(drafted, self.device, replacement=self.replacement)
             drawn = self.draw(drafted, None if wants is Wants.PROBABILITIES else sampling)
             logits = drawn.logits
-            for i, tree, own in zip(able, *drawn.trees(self._limits(drafted)), strict=True):
+            for i, tree, own in zip(able, *drawn.trees(limits), strict=True):
                 trees[i], rows[i] = tree, own
         places = torch.tensor([row for own in rows for row in own], dtype=torch.int32, device=self.device)
         return Draft(requests, trees, DraftLogits(logits, places, self.columns.index, self.replacement))

@@ -32,6 +32,11 @@ def drawn_logits(draw, rows, vocab):
         logits[:, draw.randrange(vocab) :] = logits[:, :1]
     if draw.random() < 0.2:
         logits[:, 1 : draw.randrange(1, vocab + 1)] = -torch.inf
+    for row in range(rows if draw.random() < 0.5 else 0):  # paths of different lengths may be equally likely
+        if (drawn := draw.random()) < 0.4:
+            logits[row] = torch.where(torch.arange(vocab) == draw.randrange(vocab), 0.0, -torch.inf)
+        elif drawn < 0.8:
+            logits[row] = 0.0
     return logits
 
 

@@ -99,12 +99,12 @@ void run_cuda(const PairRows& op) {
                      op.blocks.given() ? static_cast<int>(op.blocks.shape[1]) : 0,
                      static_cast<int>(op.masks),
                      static_cast<int>(op.mask_token)};
-  const ChainRows rows{op.tokens.as<int>(),
-                       op.parents.as<int>(),
-                       op.depths.as<int>(),
-                       op.ancestors.as<int>(),
-                       static_cast<int>(op.tokens.shape[0] / B),
-                       static_cast<int>(op.ancestors.shape[1])};
+  const ChainRows rows{op.rows.tokens.as<int>(),
+                       op.rows.parents.as<int>(),
+                       op.rows.depths.as<int>(),
+                       op.rows.ancestors.as<int>(),
+                       static_cast<int>(op.rows.tokens.shape[0] / B),
+                       static_cast<int>(op.rows.ancestors.shape[1])};
   launch({"pair_rows", dim3(static_cast<unsigned>(B)), dim3(kThreads), 0, op.history.stream}, pair_rows_kernel, from,
          rows);
 }

@@ -2,6 +2,7 @@
 // next.
 #pragma once
 #include "base/check.h"
+#include "ops/growth/chain_columns.h"
 #include "ops/kv_cache.h"
 
 namespace specengine {
@@ -14,10 +15,7 @@ struct PairRows {
   TensorView history_length;  // [B] int32, root included
   TensorView counts;          // [B] int32, pairs that wait; 0: the request is idle, or nothing is known of it
   TensorView first;           // [B] int32, number of the first one
-  TensorView tokens;          // [B * N] int32, written
-  TensorView parents;         // [B * N] int32, written
-  TensorView depths;          // [B * N] int32, written
-  TensorView ancestors;       // [B * N, W] int32 bits, written
+  ChainColumns rows;          // written
   TensorView last;            // [B, 1 + masks] int64, written: the rows of each request's last pair, whether it is read
                               // or not, and of its masks
   TensorView ends;            // [3, B] int32, written: the number of each request's last pair, and of the next one; the
@@ -37,18 +35,16 @@ struct PairRows {
     check(history_length, "history_length", {DType::kInt32}, {B});
     check(counts, "counts", {DType::kInt32}, {B});
     check(first, "first", {DType::kInt32}, {B});
-    check(tokens, "tokens", {DType::kInt32}, {M});
-    check(parents, "parents", {DType::kInt32}, {M});
-    check(depths, "depths", {DType::kInt32}, {M});
-    check(ancestors, "ancestors", {DType::kInt32}, {M, W});
+    rows.validate(check, M, W);
     check(last, "last", {DType::kInt64}, {B, 1 + masks});
     check(ends, "ends", {DType::kInt32}, {3, B});
     check.optional(above, "above", {DType::kInt64}, {M});
     check.optional(blocks, "blocks", {DType::kInt32}, {B, S});
-    if (B < 1 || M % B != 0 || M < B) fail("tokens: ", M.value, " rows are no whole number of pairs for B=", B.value);
-    if (M / B > kMaxNodes) fail("tokens: ", M / B, " pairs per request, at most ", kMaxNodes, " are supported");
-    if (W * 32 < M / B) fail("ancestors: ", W.value, " words cannot hold ", M / B, " pairs");
-    if (M / B <= masks) fail("tokens: ", M / B, " rows per request have no room for a pair and ", masks, " masks");
+    if (B < 1 || M % B != 0 || M < B)
+      fail("rows.tokens: ", M.value, " rows are no whole number of pairs for B=", B.value);
+    if (M / B > kMaxNodes) fail("rows.tokens: ", M / B, " pairs per request, at most ", kMaxNodes, " are supported");
+    if (W * 32 < M / B) fail("rows.ancestors: ", W.value, " words cannot hold ", M / B, " pairs");
+    if (M / B <= masks) fail("rows.tokens: ", M / B, " rows per request have no room for a pair and ", masks, " masks");
     if (blocks.given() && S < 1) fail("blocks: expected a column or more, got none");
     if (unread < 0) fail("unread: expected 0 or more pairs, got ", unread);
     return check.device();

@@ -1,18 +1,10 @@
 // The tokens that a drafter with a cache of its own has not cached, between captured cycles, as rows of its next pass.
 #pragma once
 #include "base/check.h"
+#include "ops/growth/chain_columns.h"
 #include "ops/kv_cache.h"
 
 namespace specengine {
-
-// Chains of B requests, N rows each. Padding has token, parent and depth -1 and no ancestor bits.
-struct ChainColumns {
-  static constexpr char kRecord[] = "ChainColumns";
-  TensorView tokens;     // [B * N] int32
-  TensorView parents;    // [B * N] int32
-  TensorView depths;     // [B * N] int32
-  TensorView ancestors;  // [B * N, W] int32 bits
-};
 
 // Each row as a request of its own, which attends to the target's keys.
 struct SeenKeys {
@@ -54,10 +46,7 @@ struct TextRows {
     check(active, "active", {DType::kInt32}, {B});
     check(block_table, "block_table", {DType::kInt32}, {B, P});
     check(first, "first", {DType::kInt32}, {B});
-    check(rows.tokens, "rows.tokens", {DType::kInt32}, {M});
-    check(rows.parents, "rows.parents", {DType::kInt32}, {M});
-    check(rows.depths, "rows.depths", {DType::kInt32}, {M});
-    check(rows.ancestors, "rows.ancestors", {DType::kInt32}, {M, W});
+    rows.validate(check, M, W);
     check(seen.lengths, "seen.lengths", {DType::kInt32}, {M});
     check(seen.block_table, "seen.block_table", {DType::kInt32}, {M, P});
     check(seen.ancestors, "seen.ancestors", {DType::kInt32}, {M, 1});

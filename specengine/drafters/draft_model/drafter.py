@@ -80,9 +80,10 @@ class DraftModel(NetworkDrafter):
         trees = [DraftTree(request.tokens[-1:], [-1]) for request in requests]
         if drafts and (able := self._able(requests)):
             drafted = [requests[i] for i in able]
+            limits = self._limits(drafted)
             draws = self.config.noise and any(request.params.temperature for request in drafted)
             sampling = Sampling.of(drafted, self.device, noise=self.config.noise) if draws else None
             drawn = self.draw(drafted, sampling)
-            for i, tree in zip(able, drawn.trees(self._limits(drafted))[0], strict=True):
+            for i, tree in zip(able, drawn.trees(limits)[0], strict=True):
                 trees[i] = tree
         return trees

@@ -65,7 +65,8 @@ def pair_rows(
     last = torch.empty(batch, 1 + behind, dtype=torch.int64, device=device)
     above = torch.empty(batch * rows, dtype=torch.int64, device=device) if masks else None
     ends = torch.empty(3, batch, dtype=torch.int32, device=device)
-    written = (tokens, parents, depths, ancestors, last, ends, above, blocks)
+    chains = _C.ChainColumns(tokens, parents, depths, ancestors)
+    written = (chains, last, ends, above, blocks)
     _C.pair_rows(history.tokens, history.length, counts, first, *written, unread, behind, token)
     last_pairs, next_pairs, roots = ends
     laid = TreeBatch(tokens, parents, depths, row_start, ancestors, rows)
