@@ -268,6 +268,36 @@ BUGS = {
                 "static_cast<int64_t>(steps[tree.nodes.parents[node]]) * batch",
                 "static_cast<int64_t>(tree.nodes.parents[node]) * batch",
             ),
+            "of equals the later entry is opened": (
+                "csrc/growth/select.h",
+                "key_j == key_i && j < i",
+                "key_j == key_i && j > i",
+            ),
+            "classes count the thresholds above": (
+                "csrc/growth/shapes.h",
+                "expf(first) > thresholds[own]",
+                "expf(first) < thresholds[own]",
+            ),
+            "first child keeps its own chance": (
+                "csrc/growth/confident_score.h",
+                "child == 0 ? chance : expf(own) * rest",
+                "child == 0 ? expf(own) : expf(own) * rest",
+            ),
+            "child of an absent node exists": (
+                "csrc/growth/tree.h",
+                "!known || token < 0 || parent_depth < 0 ? -1",
+                "!known || token < 0 ? -1",
+            ),
+            "row forgets its ancestors": (
+                "csrc/growth/tree.h",
+                "op.above_bits[before * op.words + w] | own : 0u",
+                "own : 0u",
+            ),
+            "absent row on the CPU has no token": (
+                "csrc/growth/tree.h",
+                "exists ? child.token : op.fills ? 0 : -1",
+                "exists ? child.token : -1",
+            ),
             "limit leaves the deepest level out": (
                 "csrc/cpu/**/select_nodes.cpp",
                 "exists(i) && depths[i] <= limit",

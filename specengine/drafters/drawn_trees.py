@@ -112,8 +112,7 @@ class DrawnTrees(GrowingTrees):
         drawn = self._draw(values, self._sampling, level.children)
         if (widths := self._widths(values, found.confidence)) is not None:
             drawn = torch.where(torch.arange(level.children, device=drawn.device) < widths[:, None], drawn, -1)
-        scores = torch.zeros(drawn.shape, device=drawn.device)
-        return self._add_children(drawn, scores, token_ids=None)
+        return self._add_children(drawn, self.plan.equal_scores[self.level], token_ids=None)
 
     def _draw(self, logits: torch.Tensor, sampling: Sampling, count: int) -> torch.Tensor:
         """Returns the target's tokens int32 [B * w, count]; -1 where a distribution has no further token."""

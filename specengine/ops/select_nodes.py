@@ -78,6 +78,28 @@ def select_nodes(
     return trees
 
 
+def select_limited(
+    columns: Columns,
+    known: torch.Tensor,
+    length: torch.Tensor,
+    final_length: torch.Tensor,
+    active: torch.Tensor,
+    levels: int,
+    trees: SelectedTrees,
+) -> SelectedTrees:
+    """Writes to `trees` what select_nodes selects, with limits that the device alone knows.
+
+    known: int32 [B], 0: nothing but the root.  length, final_length: int32 [B], of the history, and where the request
+    ends: a tree has no level that could not be committed.  active: int32 [B], 0: idle.  levels: at most.
+    Raises ValueError for negative levels.
+    """
+    written = _C.SelectedTrees(
+        trees.tokens, trees.parents, trees.depths, trees.kept, trees.ancestors, trees.node_counts
+    )
+    _C.select_limited(_C.CandidateColumns(*columns), known, length, final_length, active, written, levels)
+    return trees
+
+
 def select_nodes_reference(
     tokens: torch.Tensor,
     parents: torch.Tensor,

@@ -50,7 +50,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("in_core", [True, False], ids=["core", "torch"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_chances_are_those_of_a_dense_reading_whatever_is_accepted(layout, in_core, tmp_path, monkeypatch):

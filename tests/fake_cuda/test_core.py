@@ -69,7 +69,7 @@ def test_spoilt_arguments_are_refused_by_name(device, name):
         good = on_device(name, valid)
         own = good[label]
         spoilt = {
-            "its type": own.to(torch.float64),
+            "its type": own.to(torch.complex64),  # which no op takes
             "its place": value,
             "a dimension more": own[None],
             "its layout": torch.empty((*own.shape, 2), dtype=own.dtype, device=CUDA)[..., 0],

@@ -1,330 +1,247 @@
-"""Trees that grow level by level by ops, against those that torch grows: the same candidates, and the same rows."""
+"""Trees that grow level by level, and whole, against those by definition (reference.py)."""
 
+import os
 import random
 
 import pytest
 import torch
-from specengine.drafters.eagle.expanded_rows import Expanded, own_bits
 
-from specengine.cache.kv_cache import CacheBatch
-from specengine.draft_trees.dynamic import DynamicTrees
-from specengine.ops.expand_backbone import expand_backbone
-from specengine.ops.growth import level_trees
-from specengine.ops.growth.level_trees import Cape, GrowingTrees, GrowthPlan, select_limited
-from specengine.ops.select_nodes import SelectedTrees, select_nodes
+from specengine.draft_trees.rank_paths import RankTree
+from specengine.draft_trees.shapes import Beam, Ranks
+from specengine.ops.growth import growing_trees
+from specengine.ops.growth.expand_levels import DepthLimits
+from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrowthPlan, Logits
+from specengine.ops.growth.top_tokens import top_tokens
 from tests.growth import reference
 
-VOCAB = 40
+CASES = int(os.environ.get("SPECENGINE_GROWTH_CASES", "25"))  # of each shape; fuzzing runs more
+CAPE = {"widths": (4, 2, 1), "thresholds": (0.3, 0.6)}
 
 
 def ints(values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-def drawn(rows, children, coarse, draw):
-    """Random likeliest children; coarse: with many equal scores."""
-    scores = [
-        sorted((draw.choice((0.0, -0.5)) if coarse else -draw.expovariate(1)) for _ in range(children))[::-1]
-        for _ in range(rows)
-    ]
-    tokens = [draw.sample(range(VOCAB), children) for _ in range(rows)]
-    return torch.tensor(tokens, dtype=torch.int32), torch.tensor(scores)
+def drawn_shape(draw, kind, levels, vocab):
+    """A shape, and its rank paths if they are given; `cape` is one of either kind."""
+    settings = CAPE if kind == "cape" else {}
+    if kind == "ranks" or (kind == "cape" and draw.random() < 0.5):
+        every = reference.paths(min(vocab, 3), levels)
+        leaves = [*draw.sample(every, min(len(every), draw.randrange(1, 8))), (0,) * levels]
+        paths = {leaf[:depth] for leaf in leaves for depth in range(1, len(leaf) + 1)}
+        return Ranks(RankTree.of(sorted(paths, key=lambda path: (len(path), path))), **settings), paths
+    children = 4 if settings else draw.randrange(1, min(vocab, 5) + 1)
+    return Beam(levels, children, draw.randrange(1, children + 1), **settings), None
 
 
-def best(backend, tokens, scores):
-    return backend.put(tokens), backend.put(scores)
+class Drafts:
+    """Random children of the rows of every level, as a network gives them and as lists for the definition."""
+
+    def __init__(self, backend, draw, shape, vocab, known):
+        self.backend, self.draw, self.shape, self.vocab, self.known = backend, draw, shape, vocab, known
+        self.seeds = torch.Generator().manual_seed(draw.randrange(1 << 30))
+        self.coarse = draw.random() < 0.5
+
+    def random(self, *size):
+        drawn = 2 * torch.randn(size, generator=self.seeds)
+        return drawn.round() if self.coarse else drawn
+
+    def children(self, rows):
+        """Of `rows` rows of each request, which may share them; some do not exist, and there may be too many."""
+        size = len(self.known) * self.draw.choice((1, rows)), self.shape.children + self.draw.randrange(3)
+        tokens = torch.randint(-1, self.vocab, size, generator=self.seeds, dtype=torch.int32)
+        scores = (-self.random(*size).abs()).sort(descending=True).values
+        found = Children(self.backend.put(tokens), self.backend.put(scores))
+        return found, self._lists(self._each(tokens, rows).tolist(), self._each(scores, rows).tolist())
+
+    def logits(self, rows, last, plain=False):
+        """Which rows of a request may share, to which each may add its own, and some with a confidence."""
+        some = [not plain and self.draw.random() < 0.4 for _ in range(3)]
+        values = self.random(len(self.known) * (1 if some[0] else rows), self.vocab)
+        delta = self.random(len(self.known) * rows, self.vocab) if some[1] else None
+        sure = self.random(len(self.known) * self.draw.choice((1, rows))) if some[2] and last else None
+        summed = self._each(values, rows) + (0 if delta is None else delta)
+        tokens, scores = (each.tolist() for each in top_tokens(self.backend.put(summed), self.shape.children))
+        if sure is not None:  # behind the last level, where its rounding chooses no node
+            scores = reference.confident(torch.tensor(scores), self._each(sure, rows).sigmoid()).tolist()
+        values.view(len(self.known), -1)[self.known == 0] = torch.nan  # not read
+        given = (each if each is None else self.backend.put(each) for each in (values, delta, sure))
+        return Logits(*given), self._lists(tokens, scores)
+
+    def _each(self, own, rows):
+        """Of each row, what the rows of a request may share."""
+        return own.repeat_interleave(len(self.known) * rows // len(own), 0)
+
+    def _lists(self, tokens, scores):
+        """[B][rows] lists of token and log-probability; a child past CAPE's width does not exist."""
+        lists = [[*zip(*own, strict=True)][: self.shape.children] for own in zip(tokens, scores, strict=True)]
+        for own in lists if self.shape.widths else ():
+            width = reference.width_of(own[0][1], self.shape.widths, self.shape.thresholds)
+            own[width:] = [(-1, -torch.inf)] * (len(own) - width)
+        rows = len(lists) // len(self.known)
+        return [lists[b * rows : (b + 1) * rows] for b in range(len(self.known))]
 
 
-def check(backend, batch, levels, children, beam, coarse=False, ids=True, idle=()):
-    draw = random.Random(levels * children + beam)
-    token_ids = torch.randperm(VOCAB, dtype=torch.int32) + 100 if ids else None
-    roots, known = torch.arange(batch, dtype=torch.int32)[:, None], torch.ones(batch, dtype=torch.int32)
-    known[list(idle)] = 0
-    nodes = own_bits(1 + (levels - 1) * beam)
-    plan = GrowthPlan.of(batch, levels, children, beam, nodes.shape[1], backend.device)
-    tables = None if token_ids is None else backend.put(token_ids)
-    ours = GrowingTrees(plan, backend.put(roots), backend.put(known), tables)
-    lengths = torch.zeros(batch, dtype=torch.int32)
-    laid, trees, rows = Expanded(CacheBatch(lengths, lengths), nodes), None, None
-    running, above = known > 0, None
+def begun(backend, draw, shape, paths, batch, vocab):
+    """Trees of the ops and of the definition, and the tokens that the drafter's are."""
+    known = ints([int(draw.random() < 0.8) for _ in range(batch)])
+    ids = torch.randperm(vocab, dtype=torch.int32, generator=torch.Generator().manual_seed(1)) + 100
+    ids = ids if draw.random() < 0.5 else None
+    plan = GrowthPlan.of(shape, batch, backend.device)
+    wanted = [reference.Tree(70 + b, bool(known[b]), getattr(shape, "width", 0), paths) for b in range(batch)]
+    place = (backend.put(ints([[70 + b] for b in range(batch)])), backend.put(known))
+    return plan, place, None if ids is None else backend.put(ids), wanted, known
+
+
+def mapped(lists, ids):
+    return [[[(t if ids is None or t < 0 else ids[t].item(), s) for t, s in own] for own in rows] for rows in lists]
+
+
+def rows_of(columns, b, count):
+    return [tuple(column[b, i].item() for column in columns) for i in range(count)]
+
+
+def check_columns(found, wanted):
+    """The same nodes in the same columns; those that do not exist have no meaning."""
+    found, wanted = ([each if each[2] >= 0 else None for each in columns] for columns in (found, wanted))
+    assert [each and each[:3] for each in found] == [each and each[:3] for each in wanted]
+    scores = [[each[3] for each in columns if each] for columns in (found, wanted)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4, abs=1e-4)
+
+
+def check_rows(rows, wanted, above, backend):
+    """The rows of the opened nodes: padding where they do not exist, but on the CPU, which takes none, token 0."""
+    width, fills = rows.beam.shape[1], backend.name == "cpu"
+    assert rows.row_start.tolist() == [*range(0, len(wanted) * width + 1, width)]
+    assert rows.first_node == wanted[0].count - width
+    columns = rows.tokens.tolist(), rows.depths.tolist(), rows.beam.flatten().tolist(), rows.above.tolist()
+    own = zip(*columns, rows.ancestors.tolist(), above, strict=True)
+    for tree in wanted:
+        for column, bits in zip(tree.opened, tree.bits, strict=True):
+            *node, found, continued, words, expected = next(own)
+            exists = tree.columns[column][2] >= 0
+            no_row = [0, 0] if fills else [-1, -1]
+            assert node == ([tree.columns[column][0], tree.columns[column][2]] if exists else no_row)
+            if tree.known:  # nothing else chooses among its nodes
+                assert (found, continued) == (column, expected)
+                mask = sum((word & 0xFFFFFFFF) << 32 * i for i, word in enumerate(words))
+                assert mask == (bits if exists or fills else 0)
+
+
+def check(backend, kind, seed, shape=None):
+    draw = random.Random(seed)
+    batch, levels, vocab = draw.randrange(1, 4), draw.randrange(2, 5), draw.choice((4, 5, 9, 40))
+    shape, paths = (shape, None) if shape else drawn_shape(draw, kind, levels, vocab)
+    levels = shape.levels
+    plan, place, ids, wanted, known = begun(backend, draw, shape, paths, batch, vocab)
+    origin = [draw.randrange(20) for _ in range(batch)] if draw.random() < 0.3 else None
+    trees = GrowingTrees(plan, *place, ids, origin=None if origin is None else backend.put(torch.tensor(origin)))
+    drafts = Drafts(backend, draw, shape, vocab, known)
     for level in range(levels):
-        tokens, scores = drawn(batch if rows is None else len(rows.tokens), children, coarse, draw)
-        mapped = tokens if token_ids is None else token_ids[tokens.long()]
-        if trees is None:
-            trees = DynamicTrees(mapped, scores, beam)
-            above = torch.zeros_like(trees.beam)
-        else:
-            above = trees.grow(*(each.view(*trees.beam.shape, -1) for each in (mapped, scores)))
-        rows = ours.grow(*best(backend, tokens, scores))
-        if level == levels - 1:
+        last, count = level == levels - 1, len(wanted[0].opened)
+        given = kind != "cape" and draw.random() < 0.4
+        found, lists = drafts.children(count) if given else drafts.logits(count, last)
+        rows = trees.add(found)
+        parents = [tree.add(own, last) for tree, own in zip(wanted, mapped(lists, ids), strict=True)]
+        exists = any(tree.columns[column][2] >= 0 for tree in wanted for column in tree.opened)
+        assert (rows is None) == (last or (backend.name == "cpu" and not exists)) and not plan.arrived.any()
+        for b, tree in enumerate(wanted):
+            assert trees.columns[0].shape == (batch, len(tree.columns)), (kind, seed)
+            check_columns(rows_of(trees.columns, b, len(tree.columns)), tree.columns)
+        if rows is None:
             break
-        assert rows is not None and rows.first_node == laid.count
-        wanted = laid.add(trees.opened, above)
-        alive = running.repeat_interleave(above.shape[1])
-        assert rows.tokens.cpu().equal(torch.where(alive, wanted.tokens, -1))
-        assert rows.depths.cpu().equal(torch.where(alive, wanted.depths, -1))
-        assert rows.ancestors.cpu().equal(torch.where(alive[:, None], wanted.ancestors, 0))
-        assert rows.row_start.cpu().equal(wanted.row_start)
-        width = 1 if level == 0 else plan.widths[level - 1]
-        assert rows.above.view(above.shape).cpu().equal(above + width * torch.arange(batch)[:, None])
-    assert rows is None
-    tokens, parents, depths, scores = trees.rooted(roots)
-    depths[:, 1:] = torch.where(running[:, None], depths[:, 1:], -1)
-    for found, expected in zip(ours.columns, (tokens, parents, depths, scores), strict=True):
-        assert found.cpu().equal(expected)
+        first = origin if origin and level == 0 else [count * b for b in range(batch)]
+        check_rows(rows, wanted, [first[b] + row for b, own in enumerate(parents) for row in own], backend)
+        assert rows.in_place == (count == rows.beam.shape[1] == 1 and first is not origin)
 
 
-@pytest.mark.parametrize(
-    "batch, levels, children, beam",
-    [(1, 7, 1, 1), (2, 3, 3, 1), (3, 3, 4, 4), (1, 1, 5, 5), (2, 2, 20, 20), (1, 12, 4, 4)],
-)
-@pytest.mark.parametrize("coarse", [False, True], ids=["", "ties"])
-def test_a_level_has_the_candidates_and_rows_that_torch_gives_it(backend, batch, levels, children, beam, coarse):
-    check(backend, batch, levels, children, beam, coarse)
+@pytest.mark.parametrize("kind", ["beam", "ranks", "cape"])
+def test_every_level_has_the_candidates_and_rows_of_the_definition(backend, kind):
+    for seed in range(CASES if backend.name == "cpu" else min(CASES, 400)):
+        check(backend, kind, seed)
 
 
-def test_a_request_that_drafts_nothing_has_its_root_alone_and_padding(backend):
-    check(backend, 3, 3, 2, 2, idle=(1,))
+def test_ancestors_take_several_words(backend):
+    check(backend, "beam", 8, Beam(12, 4, 4))
 
 
-def test_tokens_may_be_the_target_s_already(backend):
-    check(backend, 2, 2, 3, 2, ids=False)
+@pytest.mark.parametrize("kind", ["beam", "ranks", "cape"])
+def test_levels_that_are_known_at_once_give_the_trees_of_the_definition(backend, kind):
+    for seed in range(8):
+        draw = random.Random(seed)
+        batch, levels, by_request = draw.randrange(1, 4), draw.randrange(1, 5), draw.random() < 0.5
+        shape, paths = drawn_shape(draw, kind, levels, 30)
+        plan, place, ids, wanted, known = begun(backend, draw, shape, paths, batch, 30)
+        limits = [draw.randrange(levels + 1) for _ in range(batch)]
+        trees = GrowingTrees(plan, *place, ids, limits=DepthLimits(backend.put(ints(limits))))
+        drafts = Drafts(backend, draw, shape, 30, known)
+        logits, lists = zip(*(drafts.logits(1, last=False, plain=True) for _ in range(levels)), strict=True)
+        values = torch.stack([each.values for each in logits], int(by_request)).flatten(0, 1)
+        assert trees.add(Logits(values.contiguous(), levels=levels, by_request=by_request)) is None
+        for b, tree in enumerate(wanted):
+            for level, each in enumerate(lists):
+                tree.add(mapped(each, ids)[b] * len(tree.opened), level == levels - 1)
+            found = reference.nodes_of(rows_of(trees.columns, b, trees.columns[0].shape[1]))
+            limit = limits[b] if plan.level_shape else levels  # others are cut when they are selected
+            assert found == pytest.approx(reference.nodes_of(tree.columns, limit), rel=1e-5, abs=1e-5), (kind, seed)
 
 
-def test_given_entries_are_expanded_instead_of_the_best_ones(backend):
-    orders = [backend.put(ints(order)) for order in ([2, 0], [1, 4, 5])]
-    plan = GrowthPlan.ordered(1, 3, orders, 1)
-    trees = GrowingTrees(plan, *(backend.put(each) for each in (ints([[9]]), ints([1]))), None)
-    for count, expected in ((1, [7, 5]), (2, [6, 6, 7]), (3, None)):
-        tokens = torch.tensor([[5, 6, 7]] * count, dtype=torch.int32)
-        rows = trees.grow(*best(backend, tokens, torch.tensor([[-1.0, -2.0, -3.0]] * count)))
-        assert (None if rows is None else rows.tokens.tolist()) == expected
-    assert trees.columns[1].tolist() == [[-1, 0, 0, 0, 3, 3, 3, 1, 1, 1, 5, 5, 5, 8, 8, 8, 9, 9, 9]]
-
-
-def test_a_child_that_does_not_exist_is_no_candidate(backend):
-    plan = GrowthPlan.of(1, 1, 2, 1, 1, backend.device)
-    one = backend.put(ints([1]))
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    assert trees.grow(*best(backend, torch.tensor([[4, -1]], dtype=torch.int32), torch.zeros(1, 2))) is None
-    assert trees.columns[2].tolist() == [[0, 1, -1]]
+def one_tree(backend, shape, batch=1):
+    one = backend.put(torch.ones(batch, 1, dtype=torch.int32))
+    return GrowingTrees(GrowthPlan.of(shape, batch, backend.device), one, one.flatten(), None)
 
 
 def test_nan_among_the_scores_leaves_every_row_of_the_beam_a_place(backend):
-    plan = GrowthPlan.of(1, 2, 4, 3, 1, backend.device)
-    one = backend.put(ints([1]))
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    scores = torch.tensor([[float("nan"), -1.0, float("nan"), -2.0]])
-    rows = trees.grow(*best(backend, torch.tensor([[4, 5, 6, 7]], dtype=torch.int32), scores))
-    assert rows is not None and len({*rows.tokens.tolist()}) == 3
+    scores = backend.put(torch.tensor([[torch.nan, -1.0, torch.nan, -2.0]]))
+    trees = one_tree(backend, Beam(3, 4, 3))
+    for tokens in (ints([[4, 5, 6, 7]]), ints([[8, 9, 10, 11]] * 3)):
+        rows = trees.add(Children(backend.put(tokens), scores.repeat(len(tokens), 1)))
+        assert rows is not None and len({*rows.beam.flatten().tolist()}) == 3
 
 
-def test_depths_are_limited_by_what_may_be_committed(cuda_backend):
-    known, length, final, active = (
-        cuda_backend.put(ints(column))
-        for column in ([1, 1, 0, 1, 3], [5, 5, 5, 5, 9], [40, 8, 40, 40, 9], [1, 1, 1, 0, 1])
-    )
-    chain = ints([[*range(7)]] * 5)
-    columns = [cuda_backend.put(each) for each in (chain + 20, chain - 1, chain, -chain.float())]
-    trees = SelectedTrees.empty(5, 8, cuda_backend.device)
-    assert select_limited(columns, known, length, final, active, 4, trees) is trees
-    assert trees.node_counts.tolist() == [5, 3, 1, 0, 1]
-    expected = SelectedTrees.empty(5, 8, cuda_backend.device)
-    select_nodes(*columns, cuda_backend.put(ints([4, 2, 0, -1, 0])), expected)
-    for ours, theirs in zip(vars(trees).values(), vars(expected).values(), strict=True):
-        assert ours.equal(theirs)
-    with pytest.raises(ValueError, match=r"^levels: expected 0 or more, got -1"):
-        select_limited(columns, known, length, final, active, -1, trees)
+def test_a_row_without_a_distribution_is_refused_on_the_cpu_and_has_no_children_on_cuda(backend):
+    trees, logits = one_tree(backend, Beam(2, 2, 2)), torch.randn(2, 60, generator=torch.Generator().manual_seed(1))
+    trees.add(Logits(backend.put(logits[:1])))
+    logits[1, 7] = torch.nan
+    if backend.name == "cpu":
+        with pytest.raises(ValueError, match=r"^logits: NaN at \[1, 7\]"):
+            trees.add(Logits(logits))
+    else:
+        trees.add(Logits(backend.put(logits)))
+        assert trees.columns[2].tolist() == [[0, 1, 1, 2, 2, -1, -1]]
+
+
+@pytest.mark.parametrize("vocab", [9000, 30000])
+def test_a_level_does_not_depend_on_the_order_of_its_blocks(backend, vocab):
+    logits = backend.put((3 * torch.randn(4, vocab, generator=torch.Generator().manual_seed(2))).round())
+    for schedule in range(3):
+        if backend.name == "sim":
+            growing_trees._C.set_schedule(schedule)
+        trees = one_tree(backend, Beam(2, 2, 2), batch=2)
+        trees.add(Logits(logits[:2]))
+        trees.add(Logits(logits))
+        found = top_tokens(logits, 2)
+        assert trees.columns[0][:, 3:].flatten().equal(found[0].flatten())
+        above = trees.columns[3].gather(1, trees.columns[1][:, 3:].long())
+        assert trees.columns[3][:, 3:].equal(above + found[1].view(2, -1))
 
 
 def test_sizes_that_do_not_fit_are_refused(backend):
-    plan = GrowthPlan.of(1, 2, 2, 2, 1, backend.device)
-    one = backend.put(ints([1]))
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    short = best(backend, torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, 1))
-    with pytest.raises(ValueError, match=r"^after.beam: 2 rows of 1 candidates"):
-        trees.grow(*short)
-    wide = best(backend, torch.zeros(1, 9, dtype=torch.int32), torch.zeros(1, 9))
-    with pytest.raises(ValueError, match=r"^first: 9 candidates from column 1 on do not fit into columns 1 to 6"):
-        trees.grow(*wide)
+    put = backend.put
+
+    def refuse(message, found):
+        with pytest.raises(ValueError, match=message):
+            one_tree(backend, Beam(2, 2, 2), batch=2).add(found)
+
+    refuse(r"^after.beam: 2 rows of 1 candidates", Children(put(ints([[1], [2]])), put(torch.zeros(2, 1))))
+    refuse(r"^logits: expected 2 rows or 2, got 3", Logits(put(torch.zeros(3, 9))))
+    refuse(r"^parts.tokens: width 2, expected 1 to Vd=1", Logits(put(torch.zeros(2, 1))))
+    refuse(r"^parts.tokens: expected .* \(from delta\)", Logits(put(torch.zeros(2, 9)), put(torch.zeros(1, 9))))
+    refuse(r"^confidence: expected 2 entries or 2, got 3", Logits(put(torch.zeros(2, 9)), None, put(torch.zeros(3))))
 
 
-def test_rows_of_a_request_may_share_their_children(backend):
-    plan = GrowthPlan.of(2, 3, 2, 2, 1, backend.device)
-    one = backend.put(ints([1, 1]))
-    shared, apart = (GrowingTrees(plan, one[:, None].contiguous(), one, None) for _ in range(2))
-    for level in range(3):
-        tokens = torch.tensor([[5, 6], [7, 8]], dtype=torch.int32) + 10 * level
-        scores = torch.tensor([[-1.0, -1.5], [-0.1, -3.0]])
-        rows = shared.grow(*best(backend, tokens, scores))
-        width = 1 if level == 0 else 2
-        apart.grow(*best(backend, *(each.repeat_interleave(width, 0) for each in (tokens, scores))))
-        assert rows is None or not rows.in_place
-    for ours, theirs in zip(shared.columns, apart.columns, strict=True):
-        assert ours.cpu().equal(theirs.cpu())
-
-
-def test_a_child_of_a_candidate_that_does_not_exist_is_none_either(backend):
-    plan = GrowthPlan.of(1, 2, 1, 1, 1, backend.device)
-    one = backend.put(ints([1]))
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    for token in (-1, 5):
-        trees.grow(*best(backend, torch.tensor([[token]], dtype=torch.int32), torch.zeros(1, 1)))
-    assert trees.columns[2].tolist() == [[0, -1, -1]]
-
-
-def grown_both_ways(backend, batch, levels, children, beam, vocab, logits_of, *, idle=(), orders=None):
-    """Trees of logits in one launch a level, and in two; rows and candidates have to be the same bits."""
-    words = -(-(1 + levels * beam) // 32)
-    sizes = (batch, levels, children, beam, words, backend.device)
-    plan = GrowthPlan.of(*sizes) if orders is None else GrowthPlan.ordered(batch, children, orders, words)
-    known = torch.ones(batch, dtype=torch.int32)
-    known[list(idle)] = 0
-    roots, known = backend.put(torch.arange(batch, dtype=torch.int32)[:, None]), backend.put(known)
-    token_ids = backend.put(torch.randperm(vocab, dtype=torch.int32) + 100)
-    one, two = (GrowingTrees(plan, roots, known, token_ids) for _ in range(2))
-    count = batch
-    for level in range(levels):
-        logits = backend.put(logits_of(level, count))
-        likeliest = expand_backbone(
-            logits[:, None], torch.zeros(count, dtype=torch.int32).to(logits.device), [children]
-        )
-        best = (each[:, 1:].contiguous() for each in (likeliest.tokens, likeliest.scores))
-        ours, theirs = one.expand(logits), two.grow(*best)
-        if theirs is None:
-            break
-        for name in ("tokens", "depths", "ancestors"):
-            assert getattr(ours, name).equal(getattr(theirs, name)), name
-        assert ours.above[ours.depths >= 0].equal(theirs.above[ours.depths >= 0])
-        count = len(theirs.tokens)
-    assert ours is None
-    alive = two.columns[2] >= 0
-    for name, found, expected in zip(("tokens", "parents", "depths", "scores"), one.columns, two.columns, strict=True):
-        assert torch.where(alive, found, 0).equal(torch.where(alive, expected, 0)), name
-    assert one.columns[2].equal(two.columns[2])
-    assert not plan.arrived.any()
-    return one.columns
-
-
-@pytest.mark.parametrize(
-    "batch, levels, children, beam, vocab",
-    [(1, 7, 1, 1, 300), (2, 3, 3, 2, 9000), (3, 3, 4, 4, 50), (1, 2, 20, 20, 40), (2, 2, 2, 2, 20000)],
-)
-@pytest.mark.parametrize("coarse", [False, True], ids=["", "ties"])
-def test_a_level_of_logits_is_that_of_its_likeliest_children(backend, batch, levels, children, beam, vocab, coarse):
-    def logits_of(level, rows):
-        drawn = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(level)) * 3
-        return drawn.round() if coarse else drawn
-
-    grown_both_ways(backend, batch, levels, children, beam, vocab, logits_of)
-
-
-def test_on_a_gpu_logits_of_an_idle_request_are_not_read_and_no_distribution_is_no_children(cuda_backend):
-    def logits_of(level, rows):
-        logits = torch.randn(rows, 60, generator=torch.Generator().manual_seed(level))
-        if level == 1:
-            logits[0, 7] = torch.nan
-            logits[5] = -torch.inf
-        return logits
-
-    depths = grown_both_ways(cuda_backend, 3, 3, 2, 2, 60, logits_of, idle=(1,))[2].tolist()
-    assert depths[0].count(2) == 2 and depths[2].count(2) == 2 and set(depths[1]) == {0, -1}
-
-
-def test_the_cpu_refuses_logits_without_a_distribution_but_those_of_an_idle_request():
-    plan = GrowthPlan.of(2, 1, 2, 2, 1, torch.device("cpu"))
-    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
-    logits[1, 4] = torch.nan
-    with pytest.raises(ValueError, match=r"^logits: NaN at \[1, 4\]"):
-        GrowingTrees(plan, ints([[3], [4]]), ints([1, 1]), None).expand(logits)
-    trees = GrowingTrees(plan, ints([[3], [4]]), ints([1, 0]), None)
-    trees.expand(logits)
-    assert trees.columns[2].tolist() == [[0, 1, 1], [0, -1, -1]]
-
-
-@pytest.mark.parametrize("beam", [1, 3])
-def test_a_row_has_as_many_children_as_its_class(backend, beam):
-    widths, thresholds = [4, 2, 1], [0.3, 0.6]
-    cape = Cape.of(widths, thresholds, backend.device)
-    one = backend.put(ints([1]))
-    trees = GrowingTrees(GrowthPlan.of(1, 2, 4, beam, 1, backend.device), one[:, None].contiguous(), one, None)
-    logits = torch.zeros(1 + beam, 6)
-    logits[:, 2] = torch.tensor([1.5, 0.0, 4.0, 1.4])[: 1 + beam]  # probabilities 0.47, 0.17, 0.92 and 0.45
-    rows = trees.expand(backend.put(logits[:1]), cape=cape)
-    assert rows is not None and rows.tokens.tolist() == [2, 0, -1][:beam]  # no row has more than its own children
-    assert trees.expand(backend.put(logits[1:]), cape=cape) is None
-    depths = trees.columns[2].tolist()[0]
-    assert depths == [0, 1, 1, -1, -1, 2, 2, 2, 2, *([2, -1, -1, -1, -1, -1, -1, -1] if beam == 3 else [])]
-
-
-def test_given_entries_of_a_level_of_logits_are_expanded(backend):
-    orders = [backend.put(ints(order)) for order in ([2, 0], [1, 4, 5])]
-    drawn = torch.randn(9, 70, generator=torch.Generator().manual_seed(1))
-    grown_both_ways(backend, 1, 3, 3, 3, 70, lambda _, rows: drawn[:rows], orders=orders)
-
-
-@pytest.mark.parametrize("schedule", [0, 1, 2])
-def test_a_level_does_not_depend_on_the_order_of_its_blocks(cuda_backend, schedule):
-    if cuda_backend.name == "sim":
-        level_trees._C.set_schedule(schedule)
-    drawn = torch.randn(4, 30000, generator=torch.Generator().manual_seed(2))
-    grown_both_ways(cuda_backend, 2, 2, 2, 2, 30000, lambda _, rows: drawn[:rows])
-
-
-def test_logits_and_room_that_do_not_fit_are_refused(backend):
-    plan = GrowthPlan.of(1, 2, 2, 2, 1, backend.device)
-    one = backend.put(ints([1]))
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    with pytest.raises(ValueError, match=r"^logits: expected 1 rows or 1, got 2"):
-        trees.expand(backend.put(torch.zeros(2, 9)))
-    with pytest.raises(ValueError, match=r"^parts.tokens: width 2, expected 1 to Vd=1"):
-        trees.expand(backend.put(torch.zeros(1, 1)))
-
-
-def test_the_first_rows_may_continue_others_than_those_of_their_numbers(backend):
-    one, origin = backend.put(ints([1, 1])), backend.put(torch.tensor([4, 9]))
-    logits = backend.put(torch.randn(2, 30, generator=torch.Generator().manual_seed(3)))
-    for beam, expected in ((1, [4, 9]), (2, [4, 4, 9, 9])):
-        plan = GrowthPlan.of(2, 3, beam, beam, 1, backend.device)
-        rows = GrowingTrees(plan, one[:, None].contiguous(), one, None, origin).expand(logits)
-        assert rows is not None and not rows.in_place and rows.above.tolist() == expected
-
-
-def test_rows_of_a_request_may_share_logits_to_which_each_adds_its_own(backend):
-    put, one = backend.put, backend.put(ints([1, 1]))
-    plan = GrowthPlan.of(2, 2, 3, 3, 1, backend.device)
-    drawn = torch.Generator().manual_seed(5)
-    base, delta = torch.randn(2, 9000, generator=drawn), torch.randn(6, 9000, generator=drawn)
-    shared, summed = (GrowingTrees(plan, one[:, None].contiguous(), one, None) for _ in range(2))
-    for trees in (shared, summed):
-        trees.expand(put(base))
-    assert shared.expand(put(base), put(delta)) is None
-    assert summed.expand(put(base.repeat_interleave(3, 0) + delta)) is None
-    for ours, theirs in zip(shared.columns, summed.columns, strict=True):
-        assert ours.equal(theirs)
-
-
-@pytest.mark.parametrize("each", [False, True], ids=["of a request", "of a row"])
-def test_a_confidence_is_the_chance_of_the_first_child(backend, each):
-    put, one = backend.put, backend.put(ints([1, 1]))
-    plan = GrowthPlan.of(2, 2, 3, 2, 1, backend.device)
-    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(6)) * 2
-    logits[3, 7] = 40.0  # as good as certain: the others share what the confidence leaves, and not more
-    sure = torch.tensor([0.3, -60.0, 2.0, -0.5] if each else [0.3, -0.5])
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    rows = trees.expand(put(logits[:2]))
-    before = trees.columns[3][:, 1:3].flatten().cpu()  # of the best two, in order
-    assert rows is not None and trees.expand(put(logits), confidence=put(sure)) is None
-    best = expand_backbone(logits[:, None], torch.zeros(4, dtype=torch.int32), [3])
-    given = sure if each else sure.repeat_interleave(2)
-    expected = reference.confident(best.scores[:, 1:], given.sigmoid())
-    found = trees.columns[3][:, 4:].reshape(4, 3).cpu() - before[:, None]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_confidences_that_do_not_fit_are_refused(backend):
-    plan = GrowthPlan.of(2, 2, 2, 2, 1, backend.device)
-    one = backend.put(ints([1, 1]))
-    trees = GrowingTrees(plan, one[:, None].contiguous(), one, None)
-    with pytest.raises(ValueError, match=r"^confidence: expected 2 entries or 2, got 3"):
-        trees.expand(backend.put(torch.zeros(2, 9)), confidence=backend.put(torch.zeros(3)))
+def test_a_level_is_grown_if_it_is_expected_to_pay(backend):
+    """Of two requests that are reached with chance 1/2 and 1/4 after one level, the next adds their squares."""
+    trees = one_tree(backend, Beam(2, 1), batch=2)
+    trees.add(Children(backend.put(ints([[3], [4]])), backend.put(torch.tensor([[0.5], [0.25]]).log())))
+    assert trees.pays(0.0) and trees.pays(0.312) and not trees.pays(0.313)

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from specengine.ops.growth.add_copies import CLASSES, add_copies, add_copies_reference
-from specengine.ops.growth.level_trees import select_limited
-from specengine.ops.select_nodes import SelectedTrees
+from specengine.ops.select_nodes import SelectedTrees, select_limited
 
 CHANCES = torch.tensor([0.25, 0.5, 0.625, 0.75, 0.875]).log()
 TEXT = [1, 2, 3, 9, 1, 2, 4, 1, 2]  # 2 3 and 2 4 before: the newest match of 1 2 is followed by 4 1 2

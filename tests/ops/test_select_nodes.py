@@ -10,7 +10,7 @@ import torch
 
 from specengine import _C
 from specengine.ops.expand_backbone import expand_backbone
-from specengine.ops.select_nodes import SelectedTrees, select_nodes, select_nodes_reference
+from specengine.ops.select_nodes import SelectedTrees, select_limited, select_nodes, select_nodes_reference
 from tests.ops.cases import NODE_COUNTS, ancestor_bits, randn
 
 INF, NAN = float("inf"), float("nan")
@@ -318,3 +318,21 @@ def test_a_captured_call_selects_anew_with_every_replay():
         graph.replay()
         for name, expected in vars(select_nodes_reference(*vars(other).values(), 60)).items():
             assert torch.equal(getattr(trees, name).cpu(), expected), name
+
+
+def test_depths_are_limited_by_what_may_be_committed(cuda_backend):
+    known, length, final, active = (
+        cuda_backend.put(torch.tensor(column, dtype=torch.int32))
+        for column in ([1, 1, 0, 1, 3], [5, 5, 5, 5, 9], [40, 8, 40, 40, 9], [1, 1, 1, 0, 1])
+    )
+    chain = torch.arange(7, dtype=torch.int32).repeat(5, 1)
+    columns = [cuda_backend.put(each) for each in (chain + 20, chain - 1, chain, -chain.float())]
+    trees = SelectedTrees.empty(5, 8, cuda_backend.device)
+    assert select_limited(columns, known, length, final, active, 4, trees) is trees
+    assert trees.node_counts.tolist() == [5, 3, 1, 0, 1]
+    expected = SelectedTrees.empty(5, 8, cuda_backend.device)
+    select_nodes(*columns, cuda_backend.put(torch.tensor([4, 2, 0, -1, 0], dtype=torch.int32)), expected)
+    for ours, theirs in zip(vars(trees).values(), vars(expected).values(), strict=True):
+        assert ours.equal(theirs)
+    with pytest.raises(ValueError, match=r"^levels: expected 0 or more, got -1"):
+        select_limited(columns, known, length, final, active, -1, trees)

@@ -86,14 +86,14 @@ def handed_over(engine: Engine) -> list[bool]:
     found: list[bool] = []
     drafter = engine.drafter
     if drafter.gives_logits(Wants.PROBABILITIES):
-        draft = drafter.draft_with_logits
+        draft = drafter.draft_for
 
-        def noted(requests, sampled):
-            drawn = draft(requests, sampled)
+        def noted(wants, requests):
+            drawn = draft(wants, requests)
             found.append(drawn.logits is not None and bool((drawn.logits.rows >= 0).any()))
             return drawn
 
-        drafter.draft_with_logits = noted
+        drafter.draft_for = noted
     return found
 
 

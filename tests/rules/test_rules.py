@@ -207,15 +207,15 @@ def test_a_drafter_s_bad_logits_are_an_error_and_the_engine_stays_usable(monkeyp
     params = SamplingParams(max_new_tokens=12, temperature=1.0, seed=2)
     engine = tiny_engine(DRAFT, rule="rejection")
     expected = engine.generate(PROMPTS[0], params).token_ids
-    draft = engine.drafter.draft_with_logits
+    draft = engine.drafter.draft_for
 
-    def poisoned(requests, sampled):
-        drawn = draft(requests, sampled)
+    def poisoned(wants, requests):
+        drawn = draft(wants, requests)
         drawn.logits.logits[0, 3] = torch.nan
         return drawn
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.drafter, "draft_with_logits", poisoned)
+        patch.setattr(engine.drafter, "draft_for", poisoned)
         with pytest.raises(ValueError, match=r"^draft_logits: row 0 .* has NaN or infinite scores"):
             engine.generate(PROMPTS[0], params)
     assert engine.generate(PROMPTS[0], params).token_ids == expected

@@ -60,7 +60,8 @@ def engine_of(spec: str, rule: str) -> Engine:
 
 def allowed_by(engine: Engine) -> list[int]:
     """Returns four tokens of the drafter, and one that it does not know, where there is one."""
-    known = engine.drafter.columns.tokens or [*range(engine.drafter.columns.count)]
+    columns = engine.drafter.columns
+    known = [*range(columns.count)] if columns.tokens is None else columns.tokens.tolist()
     other = next((token for token in range(engine.model.config.vocab_size) if token not in known), known[-1])
     return [*known[3:19:4], other]
 
@@ -107,13 +108,13 @@ def laws(spec: str, rule: str) -> tuple[float, float]:
     engine = engine_of(spec, rule)
     allowed = allowed_by(engine)
     expected, right = law(allowed), counted(engine, allowed)
-    draft = engine.drafter.draft_with_logits
+    draft = engine.drafter.draft_for
 
-    def flatter(requests, sampled):
-        drawn = draft(requests, sampled)
+    def flatter(wants, requests):
+        drawn = draft(wants, requests)
         return replace(drawn, logits=replace(drawn.logits, logits=0.5 * drawn.logits.logits))
 
-    engine.drafter.draft_with_logits = flatter
+    engine.drafter.draft_for = flatter
     return p_value(right, expected), p_value(counted(engine, allowed), expected)
 
 

@@ -20,9 +20,8 @@ from specengine.engine.device.buffers import DeviceBuffers
 from specengine.models.hidden_states import HiddenStates
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup
-from specengine.ops.growth.level_trees import select_limited
 from specengine.ops.sampling_table import SamplingTable
-from specengine.ops.select_nodes import SelectedTrees
+from specengine.ops.select_nodes import SelectedTrees, select_limited
 from specengine.ops.verify_tree import Accepted
 from specengine.rules import Rule
 from specengine.rules.base import Wants
@@ -98,7 +97,7 @@ class GraphBatch:
         known: torch.Tensor,
         levels: int,
     ) -> TreeBatch:
-        """Cuts the candidates of every request to the best `nodes`; see ops.growth.level_trees.select_limited.
+        """Cuts the candidates of every request to the best `nodes`; see ops.select_nodes.select_limited.
 
         known: int32 [B], 0: only the root is wanted.  levels: the deepest level wanted. Deeper nodes than a request can
         commit are cut too.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from specengine import _C
-from specengine.ops.growth.level_trees import Columns
+from specengine.ops.select_nodes import Columns
 
 CLASSES = 5  # of a match's length: 1, 2-3, 4-7, 8-15, 16 or more tokens
 LONGEST = 64  # tokens of a copy

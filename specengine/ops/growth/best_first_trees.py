@@ -43,7 +43,7 @@ class BestFirstTrees(GrowingTrees):
             _C.LevelLogits(found.values, found.delta, found.confidence, None, None),
             vocabulary_parts(batch, vocab, shape.children, self.plan.arrived),
             *(self._opened, token_ids, self._roots, self._known, limits.record, self._candidates, after),
-            *(self.plan.level_shape.record, shape.levels, self.level),
+            *(self.plan.best_first.record, shape.levels, self.level),
         )
         self.level += 1
         if self.level == self._steps or (is_host(after.beam.device) and bool((after.beam < 0).all())):

@@ -20,7 +20,7 @@ from specengine.draft_trees.shapes import Beam, BestFirst, Ranks, Shape
 from specengine.ops.growth.expand_levels import DepthLimits, LevelShape, empty_candidates, expand_levels
 from specengine.ops.growth.top_tokens import vocabulary_parts
 from specengine.ops.sampling_table import TokenHistory
-from specengine.ops.select_nodes import Columns, SelectedTrees
+from specengine.ops.select_nodes import Columns
 from specengine.utils.host_memory import is_host
 
 
@@ -119,6 +119,12 @@ class GrowthPlan:
         return 1 + sum(level.size for level in self.levels)
 
     @cached_property
+    def best_first(self) -> LevelShape:
+        """The shape of trees that grow from the likeliest node on."""
+        assert isinstance(self.shape, BestFirst)
+        return LevelShape.best_first(self.shape.kind, self.shape.nodes, self.shape.children, self.shape.beta)
+
+    @cached_property
     def level_shape(self) -> LevelShape | None:
         """The shape of trees that grow in one launch, where all levels are known at once; None: they grow by levels."""
         shape, device = self.shape, self.arrived.device
@@ -148,6 +154,12 @@ class GrowthPlan:
         batch, device = len(self.arrived), self.arrived.device
         requests = torch.arange(batch, dtype=torch.int32, device=device)
         return [requests.repeat_interleave(level.rows) for level in self.levels]
+
+    @cached_property
+    def equal_scores(self) -> list[torch.Tensor]:
+        """Zeros for the children of a level, float32 [B * w, k]."""
+        batch, device = len(self.arrived), self.arrived.device
+        return [torch.zeros(batch * level.rows, level.children, device=device) for level in self.levels]
 
     @cached_property
     def root_columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -274,12 +286,6 @@ class GrowingTrees:
             limits=self._limits,
         )
 
-    def _add_children(
-        self, tokens: torch.Tensor, scores: torch.Tensor, token_ids: torch.Tensor | None
-    ) -> GrownRows | None:
-        """Adds given children [B * w, k] or [B, k] of the open nodes. token_ids: the target's tokens of theirs."""
-        return self._add_level(partial(_C.grow_level, tokens, scores), token_ids)
-
     def _expand(self, found: Logits) -> GrownRows | None:
         """Adds the likeliest children of each open node, in one launch."""
         level, (_, vocabulary) = self.plan.levels[self.level], found.values.shape
@@ -298,18 +304,9 @@ class GrowingTrees:
         level, before = self.plan.levels[self.level], self.before
         after = empty_rows(len(self._roots), level.next, before.ancestors.shape[1], self._roots.device)
         origin = self._origin if self.level == 0 else None
-        write(
-            *(
-                token_ids,
-                _C.LevelEntries(level.order, level.entries),
-                self._roots,
-                self._known,
-                self._candidates,
-                before,
-                after,
-            ),
-            *(origin, self.first, self._first_node),
-        )
+        entries = _C.LevelEntries(level.order, level.entries)
+        place = (self._roots, self._known, self._candidates, before, after, origin, self.first, self._first_node)
+        write(token_ids, entries, *place)
         first_node = self._first_node
         self.first += level.size
         self._first_node += level.next
@@ -318,8 +315,8 @@ class GrowingTrees:
             return None  # the CPU gets rows of depth 0 in place of nodes that do not exist
         in_place = origin is None and level.rows == level.next == 1
         start = self.plan.row_starts[level.next]
-        place = (after.above, first_node, in_place, self.level, after.beam)
-        return GrownRows(after.tokens, after.depths, start, after.ancestors, *place)
+        others = (after.above, first_node, in_place, self.level, after.beam)
+        return GrownRows(after.tokens, after.depths, start, after.ancestors, *others)
 
     def pays(self, min_gain: float) -> bool:
         """Returns whether one more level is expected to add `min_gain` tokens, the sum over the requests."""
@@ -334,28 +331,6 @@ class GrowingTrees:
         if self.first < self.plan.candidates:  # levels ended early
             tokens, parents, depths, scores = (column[:, : self.first].contiguous() for column in self._candidates)
         return tokens, parents, depths, scores
-
-
-def select_limited(
-    columns: Columns,
-    known: torch.Tensor,
-    length: torch.Tensor,
-    final_length: torch.Tensor,
-    active: torch.Tensor,
-    levels: int,
-    trees: SelectedTrees,
-) -> SelectedTrees:
-    """Writes to `trees` what select_nodes selects, with limits that the device alone knows.
-
-    known: int32 [B], 0: nothing but the root.  length, final_length: int32 [B], of the history, and where the request
-    ends: a tree has no level that could not be committed.  active: int32 [B], 0: idle.  levels: at most.
-    Raises ValueError for negative levels.
-    """
-    written = _C.SelectedTrees(
-        trees.tokens, trees.parents, trees.depths, trees.kept, trees.ancestors, trees.node_counts
-    )
-    _C.select_limited(_C.CandidateColumns(*columns), known, length, final_length, active, written, levels)
-    return trees
 
 
 def _beam_levels(shape: Beam, device: torch.device) -> tuple[Level, ...]:

@@ -14,9 +14,7 @@ from typing import NamedTuple
 import torch
 
 from specengine import _C
-from specengine.ops.select_nodes import SelectedTrees
-
-Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]  # of candidates, as select_nodes takes them
+from specengine.ops.select_nodes import Columns
 
 
 class Cape(NamedTuple):
@@ -188,28 +186,6 @@ class GrowingTrees:
         """Tokens, parents, depths and scores of root and candidates, [B, 1 + C] each."""
         tokens, parents, depths, scores = self._candidates
         return tokens, parents, depths, scores
-
-
-def select_limited(
-    columns: Columns,
-    known: torch.Tensor,
-    length: torch.Tensor,
-    final_length: torch.Tensor,
-    active: torch.Tensor,
-    levels: int,
-    trees: SelectedTrees,
-) -> SelectedTrees:
-    """Writes to `trees` what select_nodes selects, with limits that the device alone knows.
-
-    known: int32 [B], 0: nothing but the root.  length, final_length: int32 [B], of the history, and where the request
-    ends: a tree has no level that could not be committed.  active: int32 [B], 0: idle.  levels: at most.
-    Raises ValueError for negative levels.
-    """
-    written = _C.SelectedTrees(
-        trees.tokens, trees.parents, trees.depths, trees.kept, trees.ancestors, trees.node_counts
-    )
-    _C.select_limited(_C.CandidateColumns(*columns), known, length, final_length, active, written, levels)
-    return trees
 
 
 def _rows(batch: int, width: int, words: int, device: torch.device) -> _C.BeamRows:
