@@ -173,10 +173,91 @@ BUGS = {
                 "len(self.tokens) + len(phrase) + reserve > MAX_NODES",
                 "len(self.tokens) + len(phrase) > MAX_NODES",
             ),
-            "beam's parents are numbered from its level": (
-                "specengine/draft_trees/dynamic.py",
-                "self.beam.int() + (self.ends[-1] - self._tokens[-1].shape[1])",
-                "self.beam.int() + self.ends[-1]",
+        },
+    ),
+    "growth": (
+        "tests/growth/*.py tests/drafters/test_level_distributions.py tests/drafters/test_eagle.py "
+        "tests/drafters/test_block.py",
+        {
+            "first level forgets where its rows come from": (
+                "specengine/ops/growth/growing_trees.py",
+                "origin = self._origin if self.level == 0 else None",
+                "origin = None",
+            ),
+            "opened nodes are numbered by their parents": (
+                "specengine/ops/growth/growing_trees.py",
+                "self._first_node += level.next",
+                "self._first_node += level.rows",
+            ),
+            "levels of one request are those of the batch": (
+                "specengine/ops/growth/growing_trees.py",
+                "self.values.view(batch, self.levels, -1)[:, level].contiguous()",
+                "self.values.view(self.levels, batch, -1)[level].contiguous()",
+            ),
+            "trees that end early keep the columns of all levels": (
+                "specengine/ops/growth/growing_trees.py",
+                "if self.first < self.plan.candidates:",
+                "if self.first < 0:",
+            ),
+            "given trees open nodes without children": (
+                "specengine/ops/growth/growing_trees.py",
+                "if number in children]",
+                "if number <= len(children)]",
+            ),
+            "a whole tree forgets its limits": (
+                "specengine/ops/growth/growing_trees.py",
+                "limits=self._limits,",
+                "limits=None,",
+            ),
+            "jetspec stops a step early": (
+                "specengine/ops/growth/best_first_trees.py",
+                "-(-below // self._shape.children)",
+                "below // self._shape.children",
+            ),
+            "given children are those of another request": (
+                "specengine/ops/growth/best_first_trees.py",
+                "logits.diagonal().copy_(found.scores.T)",
+                "logits.diagonal().copy_(found.scores.flip(0).T)",
+            ),
+            "logits of the deepest level are a distribution too": (
+                "specengine/drafters/drawn_trees.py",
+                "(depths >= 0) & (depths < limits[:, None])",
+                "depths >= 0",
+            ),
+            "drawn children forget what a head adds": (
+                "specengine/drafters/drawn_trees.py",
+                "values = values + found.delta",
+                "values = values + 0 * found.delta",
+            ),
+            "sure rows draw more children": (
+                "specengine/drafters/drawn_trees.py",
+                "(sure[:, None] > thresholds)",
+                "(sure[:, None] < thresholds)",
+            ),
+            "a level is grown that does not pay": (
+                "specengine/drafters/growth.py",
+                "not min_gain or trees.pays(min_gain)",
+                "not min_gain or True",
+            ),
+            "a node's chance is that of its path": (
+                "specengine/drafters/growth.py",
+                "exp(score - log[max(0, parent)])",
+                "exp(score)",
+            ),
+            "plans of fewer levels are those of more": (
+                "specengine/drafters/network_drafter.py",
+                "key = (shape, levels, batch)",
+                "key = (shape, batch, batch)",
+            ),
+            "drawn trees are as deep as the shallowest request": (
+                "specengine/drafters/network_drafter.py",
+                "min(self.drawn_shape.levels, max(self._limits(requests)))",
+                "min(self.drawn_shape.levels, min(self._limits(requests)))",
+            ),
+            "a network that keeps nothing drafts for no unread request": (
+                "specengine/drafters/network_drafter.py",
+                "return request.drafter_reads or not self.page_bytes",
+                "return request.drafter_reads",
             ),
         },
     ),

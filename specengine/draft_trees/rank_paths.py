@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ import numpy as np
 import torch
 
 from specengine._C import MAX_NODES
-from specengine.draft_trees.scored_tree import ScoredTree
 
 # One path per word, a digit per level; best first, as they were found.
 PUBLISHED = {
@@ -112,41 +110,3 @@ class RankColumns(NamedTuple):
     ranks: torch.Tensor
     parents: torch.Tensor
     depths: torch.Tensor
-
-
-class RankCandidates:
-    """Turns a RankTree whose nodes lie level by level into candidates.
-
-    nodes: of the tree, root included.  levels: of the tree.
-    ranks: children that the tree needs of a level's distribution.
-    """
-
-    def __init__(self, tree: RankTree, device: torch.device) -> None:
-        self.levels = int(tree.depths.max())
-        self.ranks = int(tree.ranks.max()) + 1
-        self.nodes = 1 + len(tree)
-        columns = (tree.ranks, tree.parents, tree.depths)
-        self._columns = [torch.tensor(each.tolist(), dtype=torch.int32, device=device) for each in columns]
-        ends = np.searchsorted(tree.depths, np.arange(1, self.levels + 1), side="right")
-        self._ends = [1, *(ends + 1).tolist()]  # nodes of the first levels, root included
-        self._above = [-1, *tree.parents.tolist()]
-        self._ranked = list(zip((tree.depths - 1).tolist(), tree.ranks.tolist(), strict=True))  # of each node
-
-    def columns(self, levels: int) -> RankColumns:
-        """Returns the nodes of the first levels."""
-        return RankColumns(*(column[: self._ends[levels] - 1] for column in self._columns))
-
-    def tree(
-        self, root: int, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]], levels: int
-    ) -> ScoredTree:
-        """Returns the nodes of the first `levels` levels below a root.
-
-        tokens, log_probs: of these levels at least, likeliest first.
-        """
-        count = self._ends[min(levels, self.levels)]
-        ranked = self._ranked[: count - 1]
-        return ScoredTree(
-            [root, *(tokens[level][rank] for level, rank in ranked)],
-            self._above[:count],
-            [1.0, *(exp(log_probs[level][rank]) for level, rank in ranked)],
-        )

@@ -28,8 +28,8 @@ __all__ = [
     "load_drafter",
 ]
 
-# Drafter.name -> module:class, in this folder. Users may write - for _.
-DRAFTERS = {
+# Drafter.name -> module:class, in this folder; or a class from elsewhere. Users may write - for _.
+DRAFTERS: dict[str, str | type[Drafter]] = {
     "combine": "combine.drafter:Combine",
     "dflash": "block.drafter:DFlash",
     "domino": "block.drafter:Domino",
@@ -126,5 +126,7 @@ def drafter_kind(name: str) -> type[Drafter]:
     key = name.replace("-", "_")
     if key not in DRAFTERS:
         raise ValueError(f"drafter: expected auto or one of {', '.join(drafter_names())}, got {name!r}")
-    module, _, kind = DRAFTERS[key].partition(":")
+    if not isinstance(place := DRAFTERS[key], str):
+        return place
+    module, _, kind = place.partition(":")
     return getattr(importlib.import_module(f"specengine.drafters.{module}"), kind)

@@ -23,7 +23,7 @@ class CalibratedTrees:
 
     @property
     def learned(self) -> list[list[float]]:
-        """See ScoredDrafter.learned."""
+        """See NetworkDrafter.learned."""
         return self._calibration.learned
 
     def chances(self, probabilities: Sequence[float]) -> list[float]:

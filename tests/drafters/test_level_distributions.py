@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from specengine import SamplingParams
-from specengine.draft_trees.tree_shape import TreeShape
+from specengine.draft_trees.shapes import Beam
 from tests.drafters.requests import with_logits
 from tests.drafters.table_drafter import Table
 from tests.rules.drafting import TREES, sampled
@@ -20,12 +20,13 @@ DRAWS, TEMPERATURE = 6000, 0.8
 
 
 def table(replacement: bool = False) -> Table:
-    return Table(LOGITS, TreeShape.backbone(2, 2), KNOWN, replacement)
+    return Table(LOGITS, Beam(2, 2), known=KNOWN, replacement=replacement)
 
 
 def request_of(seed: int, limit: int = 2, **options):
     params = SamplingParams(temperature=TEMPERATURE, **options)
-    return SimpleNamespace(tokens=[ROOT], prompt_length=1, params=params, seed=seed, draft_limit=limit)
+    own = {"params": params, "seed": seed, "draft_limit": limit, "drafter_reads": True}
+    return SimpleNamespace(tokens=[ROOT], prompt_length=1, **own)
 
 
 def draft_of(path) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specengine import Engine, SamplingParams
 from specengine._C import PAGE_SIZE
-from specengine.drafters.hidden_states.reads_pairs import ReadsPairs
+from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.ops import native
 from specengine.tensor_parallel.loading import load_model
 from tests.engine.prefixes import FIRST, SECOND, SPECS, SYSTEM, caches, contents, copies, equal, said, whole
@@ -174,7 +174,7 @@ def test_arithmetic_that_is_not_strict_shares_whole_passes_of_prompts_alone():
 def test_a_pair_drafter_begins_behind_the_hit(make):
     engine = make("eagle3")
     engine.generate(FIRST, GREEDY)
-    assert isinstance(engine.drafter, ReadsPairs)
+    assert isinstance(engine.drafter.reader, PairReader)
     starts, observe = [], engine.drafter.observe_prompt
     engine.drafter.observe_prompt = lambda request, start, hidden_states: (
         starts.append((start, len(hidden_states.last))),

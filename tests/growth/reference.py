@@ -136,3 +136,25 @@ def confident(log_probs: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor
     chances = log_probs.exp()
     rest = ((1 - confidence[:, None]) / (1 - chances[:, :1]).clamp(min=1e-6)).clamp(max=1.0)
     return torch.cat([confidence[:, None], chances[:, 1:] * rest], 1).clamp(1e-30, 1.0).log()
+
+
+def beam(
+    children_of: Children, levels: int, width: int, widths: Sequence[int], thresholds: Sequence[float] = ()
+) -> list[Path]:
+    """EAGLE-2's candidates: the `width` likeliest of a level have children, of equals the earlier ones."""
+    found: list[Path] = []
+    opened: list[Path] = [()]
+    for _ in range(levels):
+        level = []
+        for path in opened:
+            sure = np.exp(np.float32(children_of(path)[0])) > np.asarray(thresholds, dtype=np.float32)
+            level += [(*path, rank) for rank in range(widths[int(sure.sum())])]
+        found += level
+        opened = sorted(level, key=lambda path: -score_of(path, children_of))[:width] if width > 1 else level[:1]
+    return found
+
+
+def best(candidates: Sequence[Path], children_of: Children, nodes: int) -> list[Path]:
+    """The likeliest `nodes` - 1 candidates in their order, of equals the earlier ones."""
+    kept = sorted(candidates, key=lambda path: -score_of(path, children_of))[: nodes - 1]
+    return [path for path in candidates if path in kept]

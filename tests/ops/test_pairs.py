@@ -75,9 +75,9 @@ def test_masks_lie_behind_the_last_pairs(cuda_backend):
     own, other, idle = found.above.view(3, 7).tolist()  # four pairs of each have states, the thirteenth is of masks
     assert own[:5] == [0, 1, 12, 12, 12] and other == [4, 5, 6, 7, 12, 12, 12] and max(*own, *idle) <= 12
     assert found.last_pairs.tolist() == [4, 9, -1] and found.next_pairs.tolist() == [5, 10, 0]
-    with pytest.raises(ValueError, match="^rows.tokens: 3 rows per request have no room for a pair and 3 masks"):
+    with pytest.raises(ValueError, match=r"^rows.tokens: 3 rows per request have no room for a pair and 3 masks"):
         laid_out(cuda_backend, texts, counts, first, rows=3, masks=Masks(99, 3))
-    with pytest.raises(ValueError, match="^masks: expected 0 or more, of a token from 0, got 3, -1"):
+    with pytest.raises(ValueError, match=r"^masks: expected 0 or more, of a token from 0, got 3, -1"):
         laid_out(cuda_backend, texts, counts, first, rows=7, masks=Masks(-1, 3))
 
 

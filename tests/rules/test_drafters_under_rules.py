@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from specengine import Engine
-from specengine.draft_trees.tree_shape import TreeShape
+from specengine.draft_trees.rank_paths import RankTree
+from specengine.draft_trees.shapes import Ranks
 from specengine.drafters import drafter_names
 from specengine.rules import RULES, Wants
 from specengine.utils.spec_string import Spec
@@ -187,7 +188,7 @@ def test_a_combination_refuses_a_part_that_draws(specs):
 @pytest.mark.parametrize("rule", ["rejection", "traversal", "bild", "margin:reference"])
 def test_a_new_drafter_serves_rules_by_its_logits_alone(rule):
     logits = torch.randn(320, 320, generator=torch.Generator().manual_seed(1))
-    engine = tiny_engine(Table(logits, TreeShape.of_widths((2, 1))), rule=rule)
+    engine = tiny_engine(Table(logits, Ranks(RankTree.of_widths((2, 1)))), rule=rule)
     found = handed_over(engine)
     plain = ids(tiny_engine("none").generate(PROMPTS, GREEDY))
     assert ids(engine.generate(PROMPTS, GREEDY)) == plain or rule not in LOSSLESS

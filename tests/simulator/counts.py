@@ -24,12 +24,13 @@ from specengine._C import PAGE_SIZE, KVCacheView
 from specengine.bench.gpu_model.counts import CHAIN, CODED, EXPERTS, EXPERTS_PER_ROW, RECORD, RULES, SAMPLED
 from specengine.bench.kernels.case import binary_tree, int_tensor
 from specengine.bench.kernels.shapes import LLAMA_8B, QWEN3_30B_A3B
+from specengine.draft_trees.shapes import Beam
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.ops.coded.weight import FORMS, empty_weight
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup as lookup
 from specengine.ops.experts import moe
-from specengine.ops.growth.level_trees import GrowingTrees, GrowthPlan
+from specengine.ops.growth.growing_trees import GrowingTrees, GrowthPlan, Logits
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace
@@ -209,8 +210,8 @@ def draft_lookup(core: ModuleType, nodes: int, batch: int) -> None:
 def expand_level(core: ModuleType, vocabulary: int) -> None:
     """The first level of a chain."""
     roots, known = torch.ones(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-    plan = GrowthPlan.of(1, CHAIN, 1, 1, 1, CPU)
-    GrowingTrees(plan, roots, known, None).expand(torch.zeros(1, vocabulary))
+    plan = GrowthPlan.of(Beam(CHAIN, 1), 1, CPU)
+    GrowingTrees(plan, roots, known, None).add(Logits(torch.zeros(1, vocabulary)))
 
 
 def select(core: ModuleType, nodes: int) -> None:

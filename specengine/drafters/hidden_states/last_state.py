@@ -30,6 +30,11 @@ class OpenedStates:
     known: torch.Tensor
     origin: None = None
 
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The roots' tokens, int32 [B]."""
+        return (self.roots.last if isinstance(self.roots, TokenHistory) else self.roots).flatten()
+
 
 @dataclass
 class LastStates:

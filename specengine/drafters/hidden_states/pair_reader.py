@@ -123,11 +123,6 @@ class PairReader(Reader):
                 self.pairs_of(request).add(take_rows(picked, rows[first:end]))
             first = end
 
-    def begin_draft(self, requests: Sequence[DraftRequest]) -> list[int]:
-        """Begins a draft; returns the indices of the requests that can be drafted for."""
-        # A prompt of one token has no pair yet.
-        return [i for i, s in enumerate(requests) if self.pairs_of(s).count and s.draft_limit > 0]
-
     def skip(self, requests: Sequence[DraftRequest]) -> None:
         """Reads pairs where many wait: the next draft reads all unread pairs, and should not become a long one."""
         if late := [request for request in requests if self.pairs_of(request).count > MOST_WAITING]:

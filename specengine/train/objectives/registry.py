@@ -8,17 +8,17 @@ from specengine.train.objectives.base import Objective
 from specengine.train.objectives.target_weights import TargetWeights
 from specengine.utils.spec_string import Spec
 
-# name -> module of this folder and class; modules are imported on first use
-OBJECTIVES = {
-    "dflash": ("block_families", "DFlashObjective"),
-    "draft-model": ("draft_model", "DraftModelObjective"),
-    "dspark": ("block_families", "DSparkObjective"),
-    "eagle": ("eagle", "EagleObjective"),
-    "eagle3": ("eagle3", "Eagle3Objective"),
-    "fasteagle": ("fasteagle", "FastEagleObjective"),
-    "glide": ("glide", "GlideObjective"),
-    "jetspec": ("block_families", "JetSpecObjective"),
-    "medusa": ("medusa", "MedusaObjective"),
+# name -> module:class, in this folder, imported on first use; or a class from elsewhere
+OBJECTIVES: dict[str, str | type[Objective]] = {
+    "dflash": "block_families:DFlashObjective",
+    "draft-model": "draft_model:DraftModelObjective",
+    "dspark": "block_families:DSparkObjective",
+    "eagle": "eagle:EagleObjective",
+    "eagle3": "eagle3:Eagle3Objective",
+    "fasteagle": "fasteagle:FastEagleObjective",
+    "glide": "glide:GlideObjective",
+    "jetspec": "block_families:JetSpecObjective",
+    "medusa": "medusa:MedusaObjective",
 }
 
 
@@ -29,8 +29,10 @@ def objective_class(text: str) -> tuple[type[Objective], object]:
         raise ValueError(f"drafter: {spec.name!r} cannot be trained, expected one of {', '.join(sorted(OBJECTIVES))}")
     if spec.path is not None:
         raise ValueError(f"drafter: a drafter to train has no path, got {text!r}")
-    module, name = OBJECTIVES[spec.name]
-    kind = getattr(import_module(f"specengine.train.objectives.{module}"), name)
+    kind = OBJECTIVES[spec.name]
+    if isinstance(kind, str):
+        module, _, name = kind.partition(":")
+        kind = getattr(import_module(f"specengine.train.objectives.{module}"), name)
     return kind, spec.build(kind.options_type, "drafter")
 
 
