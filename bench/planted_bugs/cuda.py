@@ -272,6 +272,11 @@ BUGS = {
                 "  __syncthreads();  // all threads have read `first`\n",
                 "",
             ),
+            "masks read a pair's hidden state": (
+                "csrc/cuda/**/pairs.cu",
+                "masked ? static_cast<int>(gridDim.x) * states : b * states",
+                "masked ? b * states : b * states",
+            ),
             "kept pairs overrun the room": (
                 "csrc/cuda/**/pairs.cu",
                 "min(op.nodes, op.room - before)",

@@ -297,10 +297,10 @@ BUGS = {
                 "(self._names[step.source], step.drafted[i])",
                 "(self._names[-1 - step.source], step.drafted[i])",
             ),
-            "draft model re-reads the root": (
-                "specengine/drafters/draft_model/drafter.py",
-                "starts = [state.cached + len(state.ahead) for state in states]",
-                "starts = [state.cached for state in states]",
+            "draft model's levels overwrite the text": (
+                "specengine/drafters/draft_model/reader.py",
+                "len(request.tokens) - 1 for request in requests], dtype",
+                "len(request.tokens) - 2 for request in requests], dtype",
             ),
             "watch warns of every drafter": (
                 "specengine/drafters/acceptance_watch.py",

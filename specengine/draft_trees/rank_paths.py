@@ -6,10 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from specengine._C import MAX_NODES
 
@@ -99,14 +97,3 @@ class RankTree:
         number = np.zeros(len(self) + 1, dtype=int)
         number[kept + 1] = np.arange(1, len(kept) + 1)
         return RankTree(number[self.parents[kept]], self.depths[kept], self.ranks[kept])
-
-
-class RankColumns(NamedTuple):
-    """The nodes of a tree below the root, int32 [N] each.
-
-    ranks: from 0.  parents: columns of candidates, of which the root is column 0.  depths: from 1.
-    """
-
-    ranks: torch.Tensor
-    parents: torch.Tensor
-    depths: torch.Tensor

@@ -14,9 +14,10 @@ import torch
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
-from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrownRows, GrowthPlan, Logits
+from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrownRows, Logits
+from specengine.ops.growth.growth_plan import GrowthPlan
 from specengine.ops.row_tools import confidence as highest_probabilities
-from specengine.ops.row_tools import likeliest, stack_rows, take_rows
+from specengine.ops.row_tools import likeliest, stack_rows
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.host_memory import is_host
@@ -122,7 +123,7 @@ class DrawnTrees(GrowingTrees):
         drawn = draw_siblings(*own, count, sampling.replacement, index=index, as_match=as_match)
         if as_match:
             cold = (sampling.params.temperature[owners.long()] == 0).nonzero().flatten()
-            best = likeliest(take_rows(logits, cold), count)
+            best = likeliest(logits[cold], count)
             drawn[cold] = torch.tensor(best, dtype=torch.int32, device=drawn.device).view(-1, count)
         return drawn
 

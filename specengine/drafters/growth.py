@@ -6,7 +6,7 @@
         rows = trees.add(steps.send(rows))
 
 The same loop runs on the host and inside captured cycles. Networks whose draft on the CPU is one native call have it in
-csrc/growth/grow_cpu.cpp.
+csrc/growth/grow.cpp.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from specengine.drafters.root_tokens import root_trees
 from specengine.models.transformer import Transformer
 from specengine.ops.growth.best_first_trees import BestFirstTrees
 from specengine.ops.growth.expand_levels import DepthLimits
-from specengine.ops.growth.growing_trees import GrowingTrees, GrowthPlan
+from specengine.ops.growth.growing_trees import GrowingTrees
+from specengine.ops.growth.growth_plan import GrowthPlan
 from specengine.ops.weight import Projection
 from specengine.rules.base import Wants
 

@@ -12,6 +12,7 @@ from specengine.drafters.growth import Steps
 from specengine.drafters.network_drafter import NetworkDrafter
 from specengine.drafters.reader import Reader
 from specengine.ops.growth.growing_trees import Logits
+from tests.backends import cpu_kernels
 from tests.engines import tiny_model
 
 
@@ -88,7 +89,9 @@ class Table(NetworkDrafter):
         nodes: int = MAX_NODES,
         target=None,
     ) -> None:
-        target = target or tiny_model().target
+        if target is None:
+            with cpu_kernels():  # it loads a model once, whatever kernels the test runs
+                target = tiny_model().target
         super().__init__(SimpleNamespace(adaptive=False, sample=True), None, target)
         tokens = None if known is None else torch.tensor(known, dtype=torch.int32)
         self.prepare(

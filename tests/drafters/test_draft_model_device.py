@@ -39,8 +39,8 @@ def lengths_of(output):
 SHAPES = {
     "chain": PART,
     "tree": PART.replace("length=3", "tree=2x1x2"),
-    "confidence": PART + ",confidence=0.02",
-    "tree and confidence": PART.replace("length=3", "tree=2x1x2") + ",confidence=0.02",
+    "confidence": PART + ",confidence=0.08",
+    "tree and confidence": PART.replace("length=3", "tree=2x1x2") + ",confidence=0.08",
 }
 
 
@@ -56,7 +56,8 @@ def test_the_device_says_and_drafts_what_the_cpu_does(on_device, shape, params):
     assert ids(outputs) == ids(expected)
     sizes = [len(cycle.tokens) for output in outputs for cycle in output.trace]
     assert max(sizes) == engine.drafter.max_nodes or "confidence" in shape
-    assert ("confidence" in shape) == any(1 < size < 4 for size in sizes[:3])
+    first = [len(cycle.tokens) for output in outputs for cycle in output.trace[:2]]  # no limit cuts these
+    assert ("confidence" in shape) == any(1 < size < engine.drafter.max_nodes for size in first)
     assert engine.drafter.small.cache.pages_in_use == 0
     for ours, theirs in zip(outputs, expected, strict=True):
         if len(ours.prompt_token_ids) > 1:  # a text of one token is not read yet

@@ -18,7 +18,7 @@ from specengine.engine.constrained import ConstrainedTrees
 from specengine.tensor_parallel.loading import load_model
 from tests.constraints.vocabulary import ENDS, SCHEMA, TOKENIZER
 
-DRAFTER = SimpleNamespace(max_nodes=8, spare_slots=4, policy=None)
+DRAFTER = SimpleNamespace(max_nodes=8, spare_slots=4, reads_choices=False, policy=None)
 
 
 class Grammar:

@@ -53,7 +53,7 @@ CUTS = {
     "none": lambda e: (e.core.target, "hidden_states"),
     "prompt_lookup": lambda e: (e.cache, "compact"),
     "eagle3": lambda e: (e.drafter.network, "forward"),
-    "glide": lambda e: (e.drafter.network, "logits"),
+    "glide": lambda e: (e.drafter.network, "states"),
     "draft-model": lambda e: (e.drafter.model, "hidden"),
     "ouroboros": lambda e: (e.drafter._sentences, "_compact"),
 }

@@ -137,7 +137,8 @@ OPS = {
     ),
     "pair_rows": Op(
         "history: i32[B,T]  history_length: i32[B]  counts: i32[B]  first: i32[B]  tokens: i32[M]  parents: i32[M]  "
-        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B,slots]  ends: i32[3,B]  above?: i64[M]  blocks?: i32[B,S]",
+        "depths: i32[M]  ancestors: i32[M,words]  last: i64[B,slots]  ends: i32[3,B]  above?: i64[M]  "
+        "blocks?: i32[B,S]",
         ("pair_rows",),
     ),
     "keep_pairs": Op(

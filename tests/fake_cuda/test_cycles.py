@@ -13,8 +13,8 @@ PLAIN = 10  # launches that a cycle of width 1 may have beyond plain decoding: h
 AROUND = 8  # launches of plain decoding outside of its layers
 CHAIN_OF_7 = 60  # launches that EAGLE-3 adds to plain decoding for a chain of seven
 GROWN = "more launches than tests/fake_cuda/launches.json; if they are needed: python -m tests.fake_cuda.record"
-# PyTorch's kernels in a cycle beside products: where layers are put in order, where a given tree lacks candidates, where
-# masks have a hidden state, and where a rule reads the distributions of drawn children.
+# PyTorch's kernels in a cycle beside products: where layers are put in order, where a given tree lacks candidates,
+# where masks have a hidden state, and where a rule reads the distributions of drawn children.
 DRAWN = ["zeros", "sub", "clamp", "cat", "_to_copy", "gather", "ge", "lt", "bitwise_and", "scalar_tensor", "where"]
 OTHERS = {
     **{f"draft_model, {rule}": DRAWN for rule in ("rejection", "block", "traversal", "cascade", "bild", "lossy")},

@@ -11,7 +11,8 @@ import torch
 from specengine.draft_trees.shapes import BestFirst
 from specengine.ops.growth.best_first_trees import BestFirstTrees
 from specengine.ops.growth.expand_levels import BEST_FIRST, DepthLimits, expand_levels
-from specengine.ops.growth.growing_trees import Children, GrowthPlan, Logits
+from specengine.ops.growth.growing_trees import Children, Logits
+from specengine.ops.growth.growth_plan import GrowthPlan
 from specengine.ops.growth.top_tokens import top_tokens
 from tests.growth import reference
 

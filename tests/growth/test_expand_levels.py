@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from specengine.draft_trees.rank_paths import RankColumns, RankTree
+from specengine.draft_trees.rank_paths import RankTree
 from specengine.ops.growth import expand_levels as wrapper
 from specengine.ops.growth.expand_levels import DepthLimits, LevelShape, expand_levels
 from specengine.ops.growth.top_tokens import top_tokens
@@ -50,9 +50,7 @@ def drawn_ranks(draw, children, levels):
 
 
 def rank_shape(backend, paths):
-    tree = RankTree.of(paths)
-    columns = (backend.put(torch.from_numpy(each).int()) for each in (tree.ranks, tree.parents, tree.depths))
-    return LevelShape.ranks(RankColumns(*columns), 1 + int(tree.ranks.max()))
+    return LevelShape.ranks(RankTree.of(paths), backend.device)
 
 
 def drawn_shape(backend, kind, draw, vocab, levels):

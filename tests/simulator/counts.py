@@ -30,7 +30,8 @@ from specengine.ops.coded.weight import FORMS, empty_weight
 from specengine.ops.commit_tokens import Limits, commit_tokens, record_width
 from specengine.ops.draft_lookup import draft_lookup as lookup
 from specengine.ops.experts import moe
-from specengine.ops.growth.growing_trees import GrowingTrees, GrowthPlan, Logits
+from specengine.ops.growth.growing_trees import GrowingTrees, Logits
+from specengine.ops.growth.growth_plan import GrowthPlan
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.ops.verify_tree import Accepted, VerifyWorkspace

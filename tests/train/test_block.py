@@ -192,9 +192,12 @@ def test_the_drafter_of_its_name_loads_the_checkpoint(family, tmp_path):
     write(tmp_path, *objective.export())
     target = load_transformer(RandomCheckpoint(CONFIG), "float32", torch.device("cpu"))
     drafter = load_drafter(f"{family}:{tmp_path}", target)
-    assert drafter.hidden_state_layers == objective.hidden_state_layers and drafter.levels == objective.levels
-    assert {mask.causal for mask in drafter.settings.masks} == {family == "jetspec"}
-    assert drafter.head.estimates == (family == "dspark")
+    assert (
+        drafter.hidden_state_layers == objective.hidden_state_layers
+        and drafter.network.settings.levels == objective.levels
+    )
+    assert {mask.causal for mask in drafter.network.settings.masks} == {family == "jetspec"}
+    assert drafter.network.head.estimates == (family == "dspark")
 
 
 @pytest.mark.parametrize("options", [{"block": 1}, {"anchors": -1}, {"soft": -1.0}, {"start": "layer"}, {"layers": 0}])

@@ -135,7 +135,7 @@ class Combine(Drafter):
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         for number, part in enumerate(self.parts):
-            if request.drafter_reads or not part.page_bytes:
+            if part.reads_hidden_states and (request.drafter_reads or not part.page_bytes):
                 with charged(self.policy, number, len(hidden_states)):
                     part.observe_prompt(request, start, hidden_states)
 

@@ -12,7 +12,8 @@ import torch
 from specengine import _C
 from specengine.draft_trees.shapes import BestFirst
 from specengine.ops.growth.expand_levels import DepthLimits, empty_candidates
-from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrownRows, Logits, empty_rows
+from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrownRows, Logits
+from specengine.ops.growth.growth_plan import empty_rows
 from specengine.ops.growth.top_tokens import vocabulary_parts
 from specengine.utils.host_memory import is_host
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine import _C
-from specengine.draft_trees.rank_paths import RankColumns
+from specengine.draft_trees.rank_paths import RankTree
 from specengine.ops.growth.top_tokens import vocabulary_parts
 from specengine.ops.sampling_table import TokenHistory
 from specengine.ops.select_nodes import Columns
@@ -32,10 +32,12 @@ class LevelShape:
     record: _C.LevelShape
 
     @staticmethod
-    def ranks(columns: RankColumns, children: int) -> LevelShape:
-        """Takes the tree that `columns` describe: node n is the child of some rank of its level's list."""
-        record = _C.LevelShape(0, columns.ranks, columns.parents, columns.depths, None, None, 0.0)
-        return LevelShape(children, 1 + len(columns.ranks), record)
+    def ranks(tree: RankTree, device: torch.device) -> LevelShape:
+        """Takes a tree whose nodes lie level by level: each is the child of some rank of its level's list."""
+        columns = (tree.ranks, tree.parents, tree.depths)
+        ranks, parents, depths = (torch.tensor(each.tolist(), dtype=torch.int32, device=device) for each in columns)
+        record = _C.LevelShape(0, ranks, parents, depths, None, None, 0.0)
+        return LevelShape(1 + int(tree.ranks.max()), 1 + len(tree), record)
 
     @staticmethod
     def backbone(
