@@ -200,7 +200,7 @@ BUGS = {
                 "if self.first < 0:",
             ),
             "given trees open nodes without children": (
-                "specengine/ops/growth/growing_trees.py",
+                "specengine/ops/growth/growth_plan.py",
                 "if number in children]",
                 "if number <= len(children)]",
             ),
@@ -297,10 +297,20 @@ BUGS = {
                 "(self._names[step.source], step.drafted[i])",
                 "(self._names[-1 - step.source], step.drafted[i])",
             ),
-            "draft model's levels overwrite the text": (
+            "draft model writes its drafts over the text": (
                 "specengine/drafters/draft_model/reader.py",
-                "len(request.tokens) - 1 for request in requests], dtype",
-                "len(request.tokens) - 2 for request in requests], dtype",
+                "before = np.array([len(request.tokens) - 1 for",
+                "before = np.array([len(request.tokens) - 2 for",
+            ),
+            "draft model keeps a chain's last token, which no pass had": (
+                "specengine/drafters/draft_model/drafter.py",
+                "drawn.columns[0][:, 1:-1]",
+                "drawn.columns[0][:, 1:]",
+            ),
+            "greedy requests are drafted for as sampled ones": (
+                "specengine/drafters/drawn_trees.py",
+                "sampling.params.temperature[owners.long()] == 0",
+                "sampling.params.temperature[owners.long()] < 0",
             ),
             "watch warns of every drafter": (
                 "specengine/drafters/acceptance_watch.py",
@@ -322,6 +332,16 @@ BUGS = {
     "hidden states": (
         "tests/drafters/test_eagle.py tests/drafters/test_glide.py tests/drafters/test_mtp.py",
         {
+            "GLIDE's root is not passed again": (
+                "specengine/drafters/glide/reader.py",
+                "request.drafter_states[self] = len(request.tokens) - 1",
+                "request.drafter_states[self] = len(request.tokens)",
+            ),
+            "GLIDE's drafted rows miss the newest key of the target": (
+                "specengine/drafters/glide/rows.py",
+                "seen(table, cached - 1)",
+                "seen(table, np.maximum(cached - 2, 0))",
+            ),
             "pair takes the token before": (
                 "specengine/drafters/hidden_states/pairs.py",
                 "s.tokens[own.first + 1 : own.first + 1 + own.count]",

@@ -250,7 +250,7 @@ DraftedTrees grow(Network& network, const DraftInputs& inputs, const OptionalTen
     return trees.select();
   }
   trees.add();
-  while (trees.levels() < limits.levels && trees.another_level_pays()) {
+  while (trees.levels() < limits.levels && (ahead || trees.another_level_pays())) {  // levels ahead are paid for
     if (!ahead) trees.read(network.step(trees.rows()), cause);
     trees.add();
   }

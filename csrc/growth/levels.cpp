@@ -22,9 +22,22 @@ TensorView summed(const LevelLogits& level, std::vector<float>& sums) {
   return all;
 }
 
+// Raises ValueError for rows whose nodes are no candidates.
+template <class Op>
+void check_beam(const Op& op) {
+  const int64_t columns = op.candidates.tokens.shape[1];
+  for (int64_t row = 0; row < op.before.beam.numel(); ++row) {
+    const int64_t column = op.before.beam.template as<int32_t>()[row];
+    if (column < 0 || column >= columns) {
+      fail("before.beam: entry ", row, " is ", column, ", expected 0 to ", columns - 1);
+    }
+  }
+}
+
 }  // namespace
 
 void run_cpu(const GrowLevel& op) {
+  check_beam(op);
   const int64_t B = op.roots.shape[0], shared = op.best_tokens.shape[0] == B;
   const Growth growth = growth_of(op, op.best_tokens.shape[1], true);
   for (int b = 0; b < B; ++b) {
@@ -51,6 +64,7 @@ void add_level(const ExpandLevel& op, bool shared) {
 void run_cpu(const ExpandLevel& op) {
   const int64_t B = op.roots.shape[0], k = op.parts.tokens.shape[2];
   if (B == 0) return;
+  check_beam(op);
   std::vector<float> sums;
   const TensorView logits = summed(op.level, sums);
   const auto best = [&](const TensorView& part) { return tensor(part.data, part.dtype, {logits.shape[0], k}); };

@@ -9,7 +9,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from specengine._C import MAX_LEVEL_CHILDREN
 from specengine.draft_trees.rank_paths import RankTree
+
+
+def just_below(chance: float) -> float:
+    """Returns the threshold that exactly this chance is above, as a float32."""
+    return float(np.nextafter(np.float32(chance), np.float32(0)))
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,14 @@ class BestFirst:
     def candidates(self) -> int:
         """Nodes of the tree, root included."""
         return self.nodes
+
+    def check_room(self) -> None:
+        """Raises ValueError where one launch has no room for the children of all levels, which are known at once."""
+        if self.levels * self.children > MAX_LEVEL_CHILDREN:
+            raise ValueError(
+                f"nodes: {self.levels} levels of {self.children} children, at most {MAX_LEVEL_CHILDREN} together are "
+                "supported on cuda; expected fewer levels or fewer nodes"
+            )
 
 
 Shape = Beam | Ranks | BestFirst

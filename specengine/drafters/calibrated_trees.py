@@ -26,10 +26,6 @@ class CalibratedTrees:
         """See NetworkDrafter.learned."""
         return self._calibration.learned
 
-    def chances(self, probabilities: Sequence[float]) -> list[float]:
-        """Returns how often nodes with these probabilities are accepted once their parent is."""
-        return self._calibration(probabilities)
-
     def calibrate(self, requests: Sequence[DraftRequest], trees: Sequence[ScoredTree]) -> list[ScoredTree]:
         """Returns the trees with learned chances; keeps the drafter's own for learn()."""
         for request, tree in zip(requests, trees, strict=True):

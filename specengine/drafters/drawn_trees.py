@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.engine_views import DraftRequest
 from specengine.ops.draw_siblings import draw_siblings
 from specengine.ops.growth.growing_trees import Children, GrowingTrees, GrownRows, Logits
@@ -21,29 +22,6 @@ from specengine.ops.row_tools import likeliest, stack_rows
 from specengine.ops.sampling_table import SamplingTable, TokenHistory
 from specengine.ops.select_nodes import SelectedTrees, select_nodes
 from specengine.utils.host_memory import is_host
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The vocabulary of a drafter beside the target's.
-
-    count: columns of its logits.  tokens: int32 [count], the target's token of each; None: column t is token t.
-    index: int32 [V], the column of each of the target's tokens, -1: it has none; None: the vocabularies are the same.
-    """
-
-    count: int
-    tokens: torch.Tensor | None
-    index: torch.Tensor | None
-
-    @staticmethod
-    def of(tokens: torch.Tensor | None, count: int, vocab: int, device: torch.device) -> Columns:
-        """Returns the columns of a head. tokens: int32 [count] or None.  vocab: tokens of the target."""
-        if tokens is None and count == vocab:
-            return Columns(count, None, None)
-        own = torch.arange(count) if tokens is None else tokens.cpu().long()
-        index = torch.full((vocab,), -1, dtype=torch.int32)
-        index[own] = torch.arange(count, dtype=torch.int32)
-        return Columns(count, None if tokens is None else tokens.int().to(device), index.to(device))
 
 
 @dataclass(frozen=True)
@@ -83,7 +61,7 @@ class DrawnTrees(GrowingTrees):
         plan: GrowthPlan,
         roots: torch.Tensor | TokenHistory,
         known: torch.Tensor,
-        columns: Columns,
+        columns: DraftVocabulary,
         sampling: Sampling | None,
         origin: torch.Tensor | None = None,
     ) -> None:
@@ -123,8 +101,9 @@ class DrawnTrees(GrowingTrees):
         drawn = draw_siblings(*own, count, sampling.replacement, index=index, as_match=as_match)
         if as_match:
             cold = (sampling.params.temperature[owners.long()] == 0).nonzero().flatten()
-            best = likeliest(logits[cold], count)
-            drawn[cold] = torch.tensor(best, dtype=torch.int32, device=drawn.device).view(-1, count)
+            best = torch.tensor(likeliest(logits[cold], count), dtype=torch.int32).view(-1, count)
+            best, tokens = best.to(drawn.device), self._vocabulary.tokens
+            drawn[cold] = best if tokens is None else tokens[best.long()]
         return drawn
 
     def _tree(self) -> TreeBatch:
@@ -174,8 +153,7 @@ class DrawnTrees(GrowingTrees):
         """Returns the trees on the host, and the row of the logits that each node's children come from, -1: none."""
         deepest = torch.tensor(limits, dtype=torch.int32, device=self._roots.device)
         room = SelectedTrees.empty(len(limits), self.plan.candidates, self._roots.device)
-        tokens, parents, depths, scores = (column.contiguous() for column in self.columns)
-        best = select_nodes(tokens, parents, depths, scores, deepest, room)
+        best = select_nodes(*self.columns, deepest, room)
         rows = self._rows(best.kept, best.depths, deepest)
         columns = (best.node_counts, best.tokens, best.parents, rows)
         cut = [

@@ -47,7 +47,9 @@ class Opened:
     """What a draft begins from: the text that the network has not read, as rows of its first pass, and the roots.
 
     last: int64 [B], the row behind which each request's draft goes on; of drafters with mask tokens [B * levels], the
-    rows of all levels.  hidden_states: [M, ..], of pairs; None: of text.
+    rows of all levels.
+    hidden_states: [M, ..], of pairs, or features of a text (PARD-2); [R, ..] where `above` is given; None: there are
+    none.
     roots: int32 [B, 1].  known: int32 [B], 0: nothing is drafted for the request.
     pool: the drafter's keys and values.  place: of the first row in them.  root_place: lengths count the slots before
     node 0, from which drafted rows are numbered.
@@ -110,9 +112,9 @@ def grow(steps: Steps, trees: Growing, min_gain: float = 0.0) -> int:
 
 def scored_trees(columns: Columns, limits: torch.Tensor, nodes: int) -> list[ScoredTree]:
     """Returns the best `nodes` - 1 candidates below each root, on the host. limits: int32 [B], the deepest levels."""
-    tokens, parents, depths, scores = (column.contiguous() for column in columns)  # levels may have ended early
+    scores = columns[3]
     room = SelectedTrees.empty(len(scores), nodes, scores.device)
-    best = select_nodes(tokens, parents, depths, scores, limits, room)
+    best = select_nodes(*columns, limits, room)
     found = []
     chosen = (best.node_counts, best.tokens, best.parents, best.kept, scores)
     for count, own, above, kept, reached in zip(*(column.tolist() for column in chosen), strict=True):

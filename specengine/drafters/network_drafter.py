@@ -20,8 +20,9 @@ from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.shapes import Beam, BestFirst, Ranks, Shape
 from specengine.draft_trees.tree import DraftLogits, DraftTree, TreeBatch
 from specengine.drafters.calibrated_trees import CalibratedTrees
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.drafter import Drafter
-from specengine.drafters.drawn_trees import Columns, DrawnTrees, Sampling
+from specengine.drafters.drawn_trees import DrawnTrees, Sampling
 from specengine.drafters.engine_views import DraftBatch, DraftRequest
 from specengine.drafters.growth import Begun, DraftNetwork, grow, scored_trees
 from specengine.drafters.native import NativeDraft
@@ -58,8 +59,8 @@ class NetworkDrafter(Drafter, Source):
 
     A subclass loads a checkpoint and calls prepare(): network gives the logits, reader reads the text, shape is that of
     plain trees, drawn_shape that of trees whose distributions a rule reads; it knows nothing of what is drafted.
-    columns: the tokens of the logits.  projections: its linear layers.  samples: whether it draws for rules that take
-    deterministic children too.  replacement: whether siblings are drawn with replacement.
+    columns: the tokens of the logits.  projections: its linear layers.  replacement: whether siblings are drawn
+    with replacement.
     native: a whole draft on the CPU; None: there the network is called level by level.
     """
 
@@ -77,18 +78,17 @@ class NetworkDrafter(Drafter, Source):
         reader: Reader,
         shape: Shape,
         drawn_shape: Beam | Ranks,
-        columns: Columns,
+        columns: DraftVocabulary,
         projections: Sequence[Projection],
         nodes: int,
         slots: int = 0,
-        samples: bool | None = None,
         replacement: bool = False,
         costs: CycleCosts | None = None,
     ) -> None:
         """Takes the parts that the constructor has made. nodes: of the largest tree.  slots: that a draft writes to."""
         self.network, self.reader, self.columns = network, reader, columns
         self.shape, self.drawn_shape, self._projections = shape, drawn_shape, list(projections)
-        self.samples, self.replacement = self.config.sample if samples is None else samples, replacement
+        self.replacement = replacement
         self.hidden_state_layers, self.reads_hidden_states = reader.hidden_state_layers, reader.reads_hidden_states
         self.device, self._nodes, self._slots = target.device, nodes, max(nodes, slots)
         self.calibrated = CalibratedTrees(self.name)
@@ -149,7 +149,7 @@ class NetworkDrafter(Drafter, Source):
         opened = self.reader.open(requests, levels)
         deepest = torch.tensor(limits, dtype=torch.int32, device=self.device)
         trees = self._growing(opened, levels, DepthLimits(deepest), self.max_nodes)
-        self._levels = grow(self.network.draft(opened, levels), trees, min_gain)
+        self._levels = min(levels, grow(self.network.draft(opened, levels), trees, min_gain))
         return scored_trees(trees.columns, deepest, self.max_nodes)
 
     def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
@@ -196,7 +196,7 @@ class NetworkDrafter(Drafter, Source):
     # Trees whose distributions a rule reads
 
     def gives_logits(self, wants: Wants) -> bool:
-        return wants in (Wants.SAMPLED_ONLY, Wants.PROBABILITIES) or (wants is Wants.SAMPLES and self.samples)
+        return wants in (Wants.SAMPLED_ONLY, Wants.PROBABILITIES) or (wants is Wants.SAMPLES and self.config.sample)
 
     def draft_for(self, wants: Wants, requests: Sequence[DraftRequest]) -> Draft:
         """Drafts trees of the drawn shape where the rule reads distributions: children are drawn or the likeliest."""

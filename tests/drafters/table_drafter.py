@@ -7,7 +7,7 @@ import torch
 
 from specengine._C import MAX_NODES
 from specengine.draft_trees.shapes import Beam, Ranks, Shape
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.growth import Steps
 from specengine.drafters.network_drafter import NetworkDrafter
 from specengine.drafters.reader import Reader
@@ -100,7 +100,7 @@ class Table(NetworkDrafter):
             reader=RootReader(target.device),
             shape=shape,
             drawn_shape=drawn_shape or shape,
-            columns=Columns.of(tokens, logits.shape[-1], vocab or logits.shape[-2], target.device),
+            columns=DraftVocabulary.of(tokens, logits.shape[-1], vocab or logits.shape[-2], target.device),
             projections=(),
             nodes=min(nodes, max(each.candidates for each in (shape, drawn_shape or shape))),
             replacement=replacement,

@@ -195,6 +195,7 @@ def test_parts_of_one_kind_are_told_apart_and_other_drafters_have_none(folder):
         ("prompt_lookup", "expected at least two drafters"),
         ("prompt_lookup+", "expected at least two drafters"),
         ("prompt_lookup+none", "none gives its nodes no chances"),
+        ("prompt_lookup+draft_model:self;layers=1", "draft_model draws its children"),
         ("prompt_lookup+nonsense", "expected auto or one of"),
         ("prompt_lookup;nodes=0+prompt_lookup", "nodes: expected an integer from 2"),
     ],

@@ -66,6 +66,13 @@ def test_the_device_says_and_drafts_what_the_cpu_does(on_device, shape, params):
             ]
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_confidence_ends_the_first_level_too(on_device, length):
+    spec = f"draft_model:self,layers=1,length={length},confidence=0.999,adaptive=false"
+    (output,) = on_device(spec, max_batch_size=1).generate(PROMPTS[:1], dataclasses.replace(GREEDY, trace=True))
+    assert {len(cycle.tokens) for cycle in output.trace} == {1}
+
+
 def test_drafts_of_the_target_itself_are_all_right(on_device):
     """Its keys are those of the text in every cycle, of requests that join and leave a batch too."""
     greedy = dataclasses.replace(GREEDY, max_new_tokens=10, trace=True)

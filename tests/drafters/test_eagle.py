@@ -360,6 +360,12 @@ def test_options_out_of_range_are_refused(tmp_path, options, message):
         load_drafter(f"{spec_of(tmp_path)},{options},adaptive=false", tiny_model().target)
 
 
+def test_a_tree_has_no_more_ranks_than_the_head_has_tokens(tmp_path):
+    (tmp_path / "tree.json").write_text("[[0], [400]]")
+    with pytest.raises(ValueError, match="tree: ranks: expected an integer from 1 to 48, got 401"):
+        load_drafter(f"{spec_of(tmp_path)},tree={tmp_path / 'tree.json'}", tiny_model().target)
+
+
 def test_weights_of_eight_bits_draft_much_the_same(tmp_path):
     spec = spec_of(tmp_path, "same vocabulary")
     exact, rounded = Bench(spec, PROMPTS[:1]), Bench(spec, PROMPTS[:1], f"{OPTIONS},dtype=int8")

@@ -14,7 +14,7 @@ from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.ops import native
 from specengine.tensor_parallel.loading import load_model
 from tests.engine.prefixes import FIRST, SECOND, SPECS, SYSTEM, caches, contents, copies, equal, said, whole
-from tests.engines import GREEDY, SAMPLED, tiny_model
+from tests.engines import GREEDY, SAMPLED, tiny_engine, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:drafter")  # random ones guess nothing
 SMALL = ("draft-model", "draft-model tree", "ouroboros")
@@ -46,6 +46,13 @@ def test_a_hit_changes_no_token_no_bit_and_no_draft(make, name, params):
     assert warm.cache.prefixes.hit == whole(len(SYSTEM)) and cold.cache.prefixes.looked_up == 0
     if name in SMALL:
         assert warm.drafter.small.cache.prefixes.hit == whole(len(SYSTEM))
+
+
+@pytest.mark.parametrize("part", ["glide:{glide}", "pard:{pard}"])
+def test_a_combination_finds_what_its_parts_read_of_a_prompt(folders, part):
+    engine = tiny_engine("combine:prompt_lookup+" + part.format(**folders))
+    outputs = [engine.generate(prompt, dataclasses.replace(GREEDY, max_new_tokens=1)) for prompt in (FIRST, SECOND)]
+    assert outputs[1].stats.prefix_hit_tokens == whole(len(SYSTEM))
 
 
 @pytest.mark.quick(3)

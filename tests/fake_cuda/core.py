@@ -163,8 +163,9 @@ OPS = {
         ("top_tokens",),
     ),
     "expand_node": Op(
-        "logits: f32[B,V]  delta?: f32[B,V]  confidence?: f32[B]  tokens: i32[B,S,k]  scores: f32[B,S,k]  "
-        "sums: f32[B,S]  arrived: i32[counters]  tokens: i32[B,N,k]  log_probs: f32[B,N,k]  confidences?: f32[B,N]  "
+        "logits: f32[B,V]  delta?: f32[B,V]  confidence?: f32[B]  thresholds?: f32[C]  widths?: i32[C]  "
+        "tokens: i32[B,S,k]  scores: f32[B,S,k]  sums: f32[B,S]  arrived: i32[counters]  tokens: i32[B,N,k]  "
+        "log_probs: f32[B,N,k]  confidences?: f32[B,N]  "
         "ranks: i32[B,N]  next: i32[B,N]  steps: i32[B,N]  scores: f64[B,N]  counts: i32[B]  opened: i32[B]  "
         "token_ids?: i32[V]  roots: i32[B,1]  known: i32[B]  limits?: i32[B]  history_length?: i32[B]  "
         "final_length?: i32[B]  active?: i32[B]  tokens: i32[B,N]  parents: i32[B,N]  depths: i32[B,N]  "

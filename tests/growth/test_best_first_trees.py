@@ -16,7 +16,7 @@ from specengine.ops.growth.growth_plan import GrowthPlan
 from specengine.ops.growth.top_tokens import top_tokens
 from tests.growth import reference
 
-CASES = int(os.environ.get("SPECENGINE_GROWTH_CASES", "12"))  # of each shape; fuzzing runs more
+CASES = int(os.environ.get("SPECENGINE_GROWTH_CASES", "24"))  # of each shape; fuzzing runs more
 
 
 def ints(values):

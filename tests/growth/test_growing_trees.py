@@ -2,12 +2,17 @@
 
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from specengine import SamplingParams
 from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.shapes import Beam, Ranks
+from specengine.drafters.draft_vocabulary import DraftVocabulary
+from specengine.drafters.drawn_trees import DrawnTrees, Sampling
+from specengine.drafters.growth import grow, scored_trees
 from specengine.ops.growth import growing_trees
 from specengine.ops.growth.expand_levels import DepthLimits
 from specengine.ops.growth.growing_trees import Children, GrowingTrees, Logits
@@ -243,6 +248,33 @@ def test_sizes_that_do_not_fit_are_refused(backend):
 
 def test_a_level_is_grown_if_it_is_expected_to_pay(backend):
     """Of two requests that are reached with chance 1/2 and 1/4 after one level, the next adds their squares."""
-    trees = one_tree(backend, Beam(2, 1), batch=2)
-    trees.add(Children(backend.put(ints([[3], [4]])), backend.put(torch.tensor([[0.5], [0.25]]).log())))
-    assert trees.pays(0.0) and trees.pays(0.312) and not trees.pays(0.313)
+    chances = torch.tensor([[0.5], [0.25]])
+
+    def network():
+        while True:
+            yield Children(backend.put(ints([[3], [4]])), backend.put(chances.log()))
+
+    for min_gain, levels in ((0.0, 3), (0.312, 2), (0.313, 1)):
+        trees = one_tree(backend, Beam(3, 1), batch=2)
+        assert grow(network(), trees, min_gain) == levels
+        found = scored_trees(trees.columns, backend.put(ints([3, 3])), 4)
+        assert [tree.tokens for tree in found] == [[1] + [token] * levels for token in (3, 4)]
+        assert [tree.chances for tree in found] == [[1.0] + [pytest.approx(p.item())] * levels for p in chances]
+
+
+@pytest.mark.parametrize("sure", [False, True])
+def test_drawn_children_are_as_many_as_the_shape_allows_and_their_logits_are_kept(backend, sure):
+    put, draws = backend.put, torch.Generator().manual_seed(4)
+    values, delta = (torch.linspace(0.1, 4, 6)[:, None] * torch.randn(6, 20, generator=draws) for _ in range(2))
+    confidence = torch.linspace(-2, 2, 6) if sure else None
+    requests = [
+        SimpleNamespace(params=SamplingParams(temperature=1.0), seed=b, tokens=[7], prompt_length=1) for b in range(6)
+    ]
+    one, columns = put(torch.ones(6, dtype=torch.int32)), DraftVocabulary(20, None, None)
+    plan = GrowthPlan.of(Beam(1, 4, **CAPE), 6, backend.device)
+    drawn = DrawnTrees(plan, one[:, None], one, columns, Sampling.of(requests, backend.device))
+    assert drawn.add(Logits(put(values), put(delta), None if confidence is None else put(confidence))) is None
+    assert drawn.logits.cpu().equal(values + delta)
+    chances = (values + delta).log_softmax(-1).amax(-1) if confidence is None else confidence.sigmoid().log()
+    widths = [reference.width_of(each, **CAPE) for each in chances.tolist()]
+    assert (drawn.columns[2] > 0).sum(1).tolist() == widths and len({*widths}) == 3

@@ -36,7 +36,7 @@ SHAPES = {
     "top2gap": BestFirst("top2gap", LEVELS, 12, 4, 1.5),
 }
 GAPLESS = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0], [1, 0, 1]]  # of drawn children
-LIMITS = (LEVELS, LEVELS, 2, 1)  # of the requests
+LIMITS = (LEVELS, LEVELS, 1, 2)  # of the requests
 NATIVE = {
     "eagle": "levels=3,top_k=3,nodes=20",
     "eagle3": "levels=3,top_k=4,nodes=9,beam=1",
@@ -48,9 +48,9 @@ TRACED = SamplingParams(max_new_tokens=7, trace=True)
 
 
 def requests_of(temperature: float = 0.0):
-    """Requests that draw from several tokens, from fewer than a node has children, and from one."""
+    """Requests that draw from several tokens, from fewer than a node has children, from one, and that do not draw."""
     own = {"prompt_length": 2, "drafter_reads": True, "drafter_states": {}}
-    params = [SamplingParams(temperature=temperature, top_k=top_k) for top_k in (5, 2, 5, 1)]
+    params = [SamplingParams(temperature=temperature, top_k=top_k) for top_k in (5, 2, 1)] + [SamplingParams()]
     return [
         SimpleNamespace(tokens=[7, 3, 5 + i], seed=40 + i, draft_limit=limit, params=each, **own)
         for i, (limit, each) in enumerate(zip(LIMITS, params, strict=True))
@@ -121,9 +121,12 @@ def drawn_tree(shape, request, noise: float, at_once: bool) -> tuple[list[int], 
         row = AT_ONCE[len(path)] if at_once else BY_TOKEN[len(path), tokens[place] % VOCAB]
         grown = SimpleNamespace(tokens=torch.tensor(tokens), parents=torch.tensor(parents), row_start=torch.tensor([0]))
         own = (torch.tensor([place]), grown, torch.tensor([0]), sampling.params, sampling.history)
-        drawn = draw_siblings_reference(row[None], *own, shape.children, False, index, noise > 0)
         logits[place] = row
-        for child, token in zip(children, drawn[0].tolist(), strict=False):
+        if request.params.temperature or not noise:  # at temperature 0 one token has all probability
+            drawn = draw_siblings_reference(row[None], *own, shape.children, False, index, noise > 0)[0].tolist()
+        else:
+            drawn = [KNOWN[column] for column in row.topk(shape.children).indices]
+        for child, token in zip(children, drawn, strict=False):
             tokens[child] = token
     kept = [place for place, token in enumerate(tokens) if token >= 0]
     return [tokens[i] for i in kept], [-1, *(kept.index(parents[i]) for i in kept[1:])], [logits[i] for i in kept]

@@ -181,7 +181,7 @@ def paths(tree) -> set[tuple[int, ...]]:
 
 def test_a_combination_refuses_a_part_that_draws(specs):
     part = specs["eagle3"].replace(",", ";")
-    with pytest.raises(ValueError, match=r"^drafter: combine: eagle3 has sample=true; expected children that are not"):
+    with pytest.raises(ValueError, match=r"^drafter: combine: eagle3 draws its children, as with sample=true"):
         tiny_engine(f"combine:prompt_lookup+{part};sample=true")
 
 

@@ -68,13 +68,14 @@ def build(csrc: Path, folder: Path) -> Path:
         "cpu",
         "cpu/experts",
         "cpu/gated_delta",
+        "cpu/growth",
         "cpu/linear",
         "cpu/lora",
         "cpu/passes",
-        "drafting",
+        "growth",
+        "networks",
     )
-    pools = {"pools", "trees", "ngram_index", "phrase_pool", "scored_tree", "suffix_automaton", "text_corpus"}
-    pools |= {"text_drafts", "tree_rows"}  # not among the ops
+    pools = {"pools", "trees"}  # not among the ops
     sources = [path for part in parts for path in sorted((csrc / part).glob("*.cpp")) if path.stem not in pools]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compiled, sources))

@@ -1,5 +1,5 @@
 // A block owns one part of the vocabulary of one row. The last block of a request to finish merges the parts, a warp
-// per row, and grows the level (level_growth.cuh): a launch for what expand_backbone and grow_level do in two.
+// per row, and grows the level (level_growth.cuh): a launch for what top_tokens and grow_level do in two.
 #include "ops/growth/expand_level.h"
 
 #include "cuda/base/last_block.cuh"

@@ -51,11 +51,11 @@ struct ExpandLevel {
     check(parts.scores, "parts.scores", {DType::kFloat32}, {R, S, k});
     check(parts.sums, "parts.sums", {DType::kFloat32}, {R, S});
     check(parts.arrived, "parts.arrived", {DType::kInt32}, {counters});
-    check.optional(level.thresholds, "thresholds", {DType::kFloat32}, {T});
-    check.optional(level.widths, "widths", {DType::kInt32}, {T + 1});
     if (level.thresholds.given() != level.widths.given()) {
       fail(level.widths.given() ? "thresholds" : "widths", ": expected a tensor, got None (of both, or of neither)");
     }
+    check.optional(level.thresholds, "thresholds", {DType::kFloat32}, {T});
+    check.optional(level.widths, "widths", {DType::kInt32}, {T + 1});
     check.optional(token_ids, "token_ids", {DType::kInt32}, {V});
     const int64_t rows = check_growth(check, *this, B, k);
     if (R != rows) fail("parts.tokens: expected ", rows, " rows, got ", R.value);

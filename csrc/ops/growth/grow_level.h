@@ -10,17 +10,19 @@ struct CandidateColumns {
   static constexpr char kRecord[] = "CandidateColumns";
   TensorView tokens;   // [B, M] int32
   TensorView parents;  // [B, M] int32, columns; -1 of the root
-  TensorView depths;   // [B, M] int32; -1: the request drafts nothing
-  TensorView scores;   // [B, M] float32, cumulative log-probabilities
+  TensorView depths;   // [B, M] int32; -1: there is no such child, or the request drafts nothing
+  TensorView scores;   // [B, M] float32, cumulative: log-probabilities, with a confidence logarithms of chances
 };
 
 // The candidates of a level that are expanded, best first, as rows of a pass: row b * w + i is that of beam[b, i].
+// A row of a missing child, or of a request that drafts nothing, does not exist. ExpandLevel and GrowLevel on the CPU
+// write token 0, depth 0 and its bits there, as a pass on the CPU refuses others.
 struct BeamRows {
   static constexpr char kRecord[] = "BeamRows";
   TensorView beam;       // [B, w] int32, columns of candidates
-  TensorView tokens;     // [B * w] int32
-  TensorView depths;     // [B * w] int32; -1 of a request that drafts nothing
-  TensorView ancestors;  // [B * w, W] int32 bits of expanded nodes, itself included; 0 of a request that drafts nothing
+  TensorView tokens;     // [B * w] int32; -1 of a row that does not exist
+  TensorView depths;     // [B * w] int32; -1 of a row that does not exist
+  TensorView ancestors;  // [B * w, W] int32 bits of expanded nodes, itself included; 0 of a row that does not exist
   TensorView above;      // [B * w] int64, the rows of the parents in the level before
 };
 
@@ -72,7 +74,7 @@ int64_t check_growth(Checker& check, const Op& op, Dim& B, int64_t k) {
 // 0.
 struct GrowLevel {
   TensorView best_tokens;    // [B * w, k] or [B, k] int32, the drafter's tokens; -1: there is no child
-  TensorView best_scores;    // as many rows, float32, their log-probabilities
+  TensorView best_scores;    // as many rows, float32, their log-probabilities or logarithms of chances
   OptionalTensor token_ids;  // [Vd] int32, the target's tokens; None: the drafter's are the same
   LevelEntries entries;
   TensorView roots;  // [B, 1] int32; written to column 0 where first is 1

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from specengine.draft_trees.shapes import Beam, BestFirst, Shape
+from specengine.draft_trees.shapes import Beam, BestFirst, Shape, just_below
 from specengine.drafters.block.checkpoint import LoadedBlock, load_block
 from specengine.drafters.block.config import BlockConfig
 from specengine.drafters.block.gguf import open_gguf
 from specengine.drafters.block.network import BlockNetwork
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.network_drafter import NetworkDrafter
 from specengine.drafters.shipped import open_drafter
@@ -60,9 +60,9 @@ class BlockDrafter(NetworkDrafter):
                 rows=settings.block_size,
                 behind=1,
             ),
-            shape=self._shape(config, loaded),
+            shape=self._shape(config, loaded, target.ops.on_device),
             drawn_shape=self._comb(drawn, min(config.top_k, head.most_children, (nodes - 1) // drawn)),
-            columns=Columns.of(
+            columns=DraftVocabulary.of(
                 head.vocabulary.tokens, head.vocabulary.head.rows, target.config.vocab_size, target.device
             ),
             projections=network.projections,
@@ -70,7 +70,7 @@ class BlockDrafter(NetworkDrafter):
             slots=settings.block_size,
         )
 
-    def _shape(self, config: BlockConfig, loaded: LoadedBlock) -> Shape:
+    def _shape(self, config: BlockConfig, loaded: LoadedBlock, on_device: bool) -> Shape:
         """Returns the shape of trees whose children are the likeliest."""
         head, levels = loaded.head, loaded.settings.levels
         if config.tree == "chain":
@@ -78,12 +78,15 @@ class BlockDrafter(NetworkDrafter):
         children = min(config.nodes - 1 if config.tree == "ddtree" else config.top_k, head.most_children)
         if not config.tree and head.reads_path:
             return Beam(levels, children, min(config.beam, children))
-        return BestFirst(config.tree or "ddtree", levels, config.nodes, children, config.beta)
+        shape = BestFirst(config.tree or "ddtree", levels, config.nodes, children, config.beta)
+        if on_device and not head.reads_path:
+            shape.check_room()
+        return shape
 
     def _comb(self, levels: int, children: int) -> Beam:
         """Returns the shape whose first child of a level has children; a threshold makes it a chain that may end."""
         if threshold := self.config.threshold:
-            return Beam(levels, 1, widths=(0, 1), thresholds=(threshold,))
+            return Beam(levels, 1, widths=(0, 1), thresholds=(just_below(threshold),))
         return Beam(levels, children)
 
     def _misnamed(self, loaded: LoadedBlock) -> str | None:

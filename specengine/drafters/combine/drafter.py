@@ -80,7 +80,9 @@ class Combine(Drafter):
                 raise ValueError(f"drafter: combine: {name} gives its nodes no chances to be merged by")
             sources.append(part)
             if part.gives_logits(Wants.SAMPLES):
-                raise ValueError(f"drafter: combine: {name} has sample=true; expected children that are not drawn")
+                raise ValueError(
+                    f"drafter: combine: {name} draws its children, as with sample=true; expected likeliest ones"
+                )
         layers = {part.hidden_state_layers for part in self.parts if part.hidden_state_layers}
         if len(layers) > 1:
             raise ValueError(f"drafter: combine: its drafters read different layers of the target: {sorted(layers)}")
@@ -135,7 +137,7 @@ class Combine(Drafter):
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
         for number, part in enumerate(self.parts):
-            if part.reads_hidden_states and (request.drafter_reads or not part.page_bytes):
+            if request.drafter_reads if part.page_bytes else part.reads_hidden_states:
                 with charged(self.policy, number, len(hidden_states)):
                     part.observe_prompt(request, start, hidden_states)
 

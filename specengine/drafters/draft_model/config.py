@@ -9,7 +9,7 @@ from operator import mul
 
 from specengine._C import MAX_NODES
 from specengine.draft_trees.rank_paths import RankTree
-from specengine.draft_trees.shapes import Beam, Ranks
+from specengine.draft_trees.shapes import Beam, Ranks, just_below
 from specengine.utils.spec_string import check_range
 
 
@@ -65,7 +65,7 @@ class Config:
     def shape(self) -> Beam | Ranks:
         """The shape of its trees."""
         most = max(self.widths)
-        widths, thresholds = ((0, most), (self.confidence,)) if self.confidence else ((), ())
+        widths, thresholds = ((0, most), (just_below(self.confidence),)) if self.confidence else ((), ())
         if most == 1:
             return Beam(len(self.widths), 1, widths=widths, thresholds=thresholds)
         return Ranks(RankTree.of_widths(self.widths), widths, thresholds)

@@ -18,7 +18,8 @@ from specengine.drafters.draft_model.config import Config
 from specengine.drafters.draft_model.network import ModelNetwork
 from specengine.drafters.draft_model.reader import ModelReader
 from specengine.drafters.draft_model.small_model import SmallModel
-from specengine.drafters.drawn_trees import Columns, DrawnTrees, Sampling
+from specengine.drafters.draft_vocabulary import DraftVocabulary
+from specengine.drafters.drawn_trees import DrawnTrees, Sampling
 from specengine.drafters.engine_views import DraftRequest
 from specengine.drafters.network_drafter import NetworkDrafter
 from specengine.models.transformer import Transformer
@@ -50,7 +51,7 @@ class DraftModel(NetworkDrafter):
             reader=ModelReader(self.small, target, shape.levels, config.nodes, max(shape.opened)),
             shape=shape,
             drawn_shape=shape,
-            columns=Columns(vocabulary, None, None),
+            columns=DraftVocabulary(vocabulary, None, None),
             projections=(),  # they are tuned with the model's cache
             nodes=config.nodes,
             replacement=config.replacement,

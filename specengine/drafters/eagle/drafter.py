@@ -10,7 +10,7 @@ from abc import abstractmethod
 
 from specengine.draft_trees.rank_paths import RankTree
 from specengine.draft_trees.shapes import Beam, Ranks
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.eagle.checkpoint import LoadedEagle, load_eagle1, load_eagle3
 from specengine.drafters.eagle.config import EagleConfig
 from specengine.drafters.hidden_states.pair_reader import PairReader
@@ -31,11 +31,11 @@ class Eagle(NetworkDrafter):
         super().__init__(config, path, target)
         loaded = self._open(path, target)
         head = loaded.network.head
-        check_range("top_k", config.top_k, 1, head.rows)
         tree = RankTree.named(config.tree) if config.tree else None
         # Rows of the drafter take time on the CPU.
         alone = config.adaptive and not config.beam and not target.ops.on_device
         shape = Ranks(tree) if tree else Beam(config.levels, config.top_k, 1 if alone else config.width)
+        check_range("tree: ranks" if tree else "top_k", shape.children, 1, head.rows)
         drawn_levels, drawn_children = config.drawn
         self.prepare(
             target,
@@ -51,7 +51,7 @@ class Eagle(NetworkDrafter):
             ),
             shape=shape,
             drawn_shape=Ranks(tree.without_gaps()) if tree else Beam(drawn_levels, drawn_children),
-            columns=Columns.of(loaded.tokens, head.rows, target.config.vocab_size, target.device),
+            columns=DraftVocabulary.of(loaded.tokens, head.rows, target.config.vocab_size, target.device),
             projections=loaded.network.projections,
             nodes=min(shape.candidates, shape.candidates if tree else config.nodes),
             slots=sum(shape.opened),

@@ -60,7 +60,10 @@ class EagleNetwork(ABC):
     """Runs the layers of one drafter.
 
     fc: fuses hidden states, see each kind; None where there is nothing to fuse.
+    rare: a native draft leaves out nodes that are reached less often.
     """
+
+    rare = RARE
 
     def __init__(self, fc: Projection | None, parts: EagleParts) -> None:
         self.fc = fc
@@ -87,7 +90,7 @@ class EagleNetwork(ABC):
         """
         if not isinstance(self._decoder, Decoder):
             return None
-        return NativeDraft(self._weights(self._decoder, vocabulary), shape, RARE)
+        return NativeDraft(self._weights(self._decoder, vocabulary), shape, self.rare)
 
     def native_rows(self, picked: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, Sequence[int]]:
         """Returns rows of picked hidden states as that draft takes them: float32 [R, ..] and rows of these."""

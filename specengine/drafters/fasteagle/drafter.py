@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine._C import MAX_NODES
-from specengine.draft_trees.scored_tree import ScoredTree
+from specengine.draft_policy.policy import Source
 from specengine.draft_trees.shapes import Beam
 from specengine.drafters.fasteagle.checkpoint import load_fasteagle
 from specengine.drafters.fasteagle.network import FastEagleNetwork
@@ -71,5 +70,4 @@ class FastEagle(NetworkDrafter):
         )
         self.native = network.native_draft(growth_shape(shape))
 
-    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
-        return max((tree.levels for tree in trees), default=0)  # each one takes the head's time
+    drafted_levels = Source.drafted_levels  # each level takes the time of a head

@@ -13,7 +13,7 @@ import torch
 from specengine import _C
 from specengine.cache.kv_cache import CacheBatch
 from specengine.cache.page_pool import PagePool
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.fasteagle.checkpoint import FastEagleParts, Markov
 from specengine.drafters.growth import Opened, Steps
 from specengine.drafters.hidden_states.halves import Halves, HalvesByOps, HalvesInOneKernel
@@ -40,7 +40,7 @@ class FastEagleNetwork:
         self.levels = c.num_layers
         self.hidden_state_layers = parts.hidden_state_layers
         self.head = parts.head
-        self.columns = Columns.of(parts.vocabulary, parts.head.rows, target.config.vocab_size, target.device)
+        self.columns = DraftVocabulary.of(parts.vocabulary, parts.head.rows, target.config.vocab_size, target.device)
         self.projections = [product for layer in parts.layers for product in layer.projections]
         self.projections += [parts.fuse, parts.head, *([parts.markov.product] if parts.markov else [])]
         self._parts, self._target, self._ops, self.device = parts, target, target.ops, target.device

@@ -7,7 +7,7 @@ token, the more siblings that token gets (CAPE).
 from __future__ import annotations
 
 from specengine.draft_policy.cost_model import CycleCosts
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.glide.config import Config
 from specengine.drafters.glide.network import GlideNetwork
 from specengine.drafters.glide.reader import GlideReader
@@ -37,7 +37,7 @@ class Glide(NetworkDrafter):
             reader=GlideReader(self.name, network, target, config.length),
             shape=shape,
             drawn_shape=shape,
-            columns=Columns.of(network.vocabulary, rows, target.config.vocab_size, target.device),
+            columns=DraftVocabulary.of(network.vocabulary, rows, target.config.vocab_size, target.device),
             projections=network.projections,
             nodes=shape.candidates,
             costs=costs,

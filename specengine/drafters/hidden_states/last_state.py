@@ -93,6 +93,8 @@ class LastStateReader(Reader):
     def unload(self, state: LastStates, slot: int, request: DraftRequest | None) -> None:
         if request and state.known[slot]:
             request.drafter_states[self] = state.rows[slot : slot + 1].clone()
+        elif request:
+            request.drafter_states.pop(self, None)  # of an earlier text
         state.known[slot] = 0
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:

@@ -12,16 +12,12 @@ from specengine.cache.page_pool import PagePool
 from specengine.drafters.hidden_states.pairs import PairRows
 from specengine.models.config import ModelConfig
 from specengine.models.hidden_states import HiddenStates
-from specengine.ops.weight import Projection
 
 
 class PairNetwork(Protocol):
     """A network that reads pairs. config: of its layers."""
 
     config: ModelConfig
-
-    @property
-    def projections(self) -> list[Projection]: ...
 
     def pick(self, hidden_states: HiddenStates) -> torch.Tensor:
         """Returns those of the target's hidden states that it reads, floats [M, ..]."""

@@ -5,16 +5,15 @@ A head does not know the tokens that earlier heads drafted, so the shape of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specengine import _C
 from specengine._C import MAX_NODES
 from specengine.draft_policy.cost_model import CycleCosts
+from specengine.draft_policy.policy import Source
 from specengine.draft_trees.rank_paths import RankTree
-from specengine.draft_trees.scored_tree import ScoredTree
 from specengine.draft_trees.shapes import Ranks
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.hidden_states.last_state import LastStateReader
 from specengine.drafters.medusa.heads import read_heads
 from specengine.drafters.medusa.network import MedusaNetwork
@@ -67,7 +66,7 @@ class Medusa(NetworkDrafter):
             reader=reader,
             shape=shape,
             drawn_shape=Ranks(tree.without_gaps()),
-            columns=Columns.of(tokens, rows, target.config.vocab_size, target.device),
+            columns=DraftVocabulary.of(tokens, rows, target.config.vocab_size, target.device),
             projections=network.projections,
             nodes=shape.candidates,
             costs=costs,
@@ -77,5 +76,4 @@ class Medusa(NetworkDrafter):
             weights = _C.HeadsWeights(target.config.hidden_size, natives, self.columns.tokens)
             self.native = NativeDraft(weights, growth_shape(shape))
 
-    def drafted_levels(self, trees: Sequence[ScoredTree]) -> int:
-        return max((tree.levels for tree in trees), default=0)  # each one takes a head's time
+    drafted_levels = Source.drafted_levels  # each level takes the time of a head

@@ -29,6 +29,8 @@ class MtpNetwork(EagleNetwork):
     fc: [hidden, 2 hidden].
     """
 
+    rare = 0.0
+
     def __init__(self, norms: MtpNorms, fc: Projection, parts: EagleParts) -> None:
         self.norms = norms
         super().__init__(fc, parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specengine._C import MAX_LEVEL_CHILDREN, MAX_NODES
+from specengine._C import MAX_NODES
 from specengine.draft_trees.shapes import Beam, BestFirst
 from specengine.models.transformer import Transformer
 from specengine.utils.spec_string import check_range
@@ -61,12 +61,10 @@ class OnePassConfig:
         if self.tree == "chain":
             return Beam(self.levels, 1)
         children = min(self._ranks, columns)
-        if target.ops.on_device and self.levels * children > MAX_LEVEL_CHILDREN:
-            raise ValueError(
-                f"nodes: {self.levels} levels of {children} children, at most {MAX_LEVEL_CHILDREN} together are "
-                "supported on cuda; expected a smaller length or fewer nodes"
-            )
-        return BestFirst(self.tree, self.levels, self.nodes, children)
+        shape = BestFirst(self.tree, self.levels, self.nodes, children)
+        if target.ops.on_device:
+            shape.check_room()
+        return shape
 
     def drawn_shape(self, columns: int) -> Beam:
         """Returns the shape of drawn trees, in which only the first node of a level has children."""

@@ -7,7 +7,7 @@ the next draft overwrites them.
 
 from __future__ import annotations
 
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.hidden_states.pair_reader import PairReader
 from specengine.drafters.network_drafter import NetworkDrafter
 from specengine.drafters.one_pass.config import OnePassConfig
@@ -43,7 +43,7 @@ class PEagle(NetworkDrafter):
             ),
             shape=config.shape(vocab, target),
             drawn_shape=config.drawn_shape(vocab),
-            columns=Columns.of(loaded.tokens, vocab, target.config.vocab_size, target.device),
+            columns=DraftVocabulary.of(loaded.tokens, vocab, target.config.vocab_size, target.device),
             projections=eagle.projections,
             nodes=config.most_nodes,
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specengine.draft_policy.cost_model import CycleCosts
 from specengine.drafters.draft_model.small_model import SmallModel
-from specengine.drafters.drawn_trees import Columns
+from specengine.drafters.draft_vocabulary import DraftVocabulary
 from specengine.drafters.network_drafter import NetworkDrafter
 from specengine.drafters.pard.checkpoint import PardCheckpoint
 from specengine.drafters.pard.config import Config
@@ -46,7 +46,7 @@ class Pard(NetworkDrafter):
             reader=RowReader(self.name, network, checkpoint.mask_token, features, target, config.levels),
             shape=config.shape(vocab, target),
             drawn_shape=config.drawn_shape(vocab),
-            columns=Columns.of(None, vocab, target.config.vocab_size, target.device),
+            columns=DraftVocabulary.of(None, vocab, target.config.vocab_size, target.device),
             projections=[*network.projections, *([features.projection] if features else [])],
             nodes=config.most_nodes,
             costs=costs,

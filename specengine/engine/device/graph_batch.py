@@ -165,6 +165,8 @@ class GraphBatch:
             assert self._scores is not None  # commit() comes first
             self.choices = self._scores.argmax(-1).int()
         self._scores = None
+        if drafter.drafts_in_cycle:
+            self.draft_logits = None  # the next graph's take their memory
         if self.drafter_state is not None:
             drafter.observe_on_device(self, hidden_states)
 

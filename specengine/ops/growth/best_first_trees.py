@@ -39,12 +39,14 @@ class BestFirstTrees(GrowingTrees):
         shape, limits, (batch, vocab) = self._shape, self._limits or DepthLimits(), found.values.shape
         if self.level == 0:
             self._opened = self._room(shape.children, found.confidence is not None)
+        whole = self.plan.level_shape
+        assert whole is not None  # of each shape that is best first
         after = empty_rows(batch, 1, -(-(1 + self._steps) // 32), self._known.device)
         _C.expand_node(
             _C.LevelLogits(found.values, found.delta, found.confidence, None, None),
             vocabulary_parts(batch, vocab, shape.children, self.plan.arrived),
             *(self._opened, token_ids, self._roots, self._known, limits.record, self._candidates, after),
-            *(self.plan.best_first.record, shape.levels, self.level),
+            *(whole.record, shape.levels, self.level),
         )
         self.level += 1
         if self.level == self._steps or (is_host(after.beam.device) and bool((after.beam < 0).all())):

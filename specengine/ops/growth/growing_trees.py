@@ -188,7 +188,8 @@ class GrowingTrees:
 
     def pays(self, min_gain: float) -> bool:
         """Returns whether one more level is expected to add `min_gain` tokens, the sum over the requests."""
-        return _C.another_level_pays(self._candidates.scores, self.before.beam, self.level, min_gain)
+        scores, beam = self._candidates.scores.cpu(), self.before.beam.cpu()  # a device's host waits for them
+        return _C.another_level_pays(scores, beam, self.level, min_gain)
 
     @property
     def columns(self) -> Columns:

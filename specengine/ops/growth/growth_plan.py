@@ -75,12 +75,6 @@ class GrowthPlan:
         return 1 + sum(level.size for level in self.levels)
 
     @cached_property
-    def best_first(self) -> LevelShape:
-        """The shape of trees that grow from the likeliest node on."""
-        assert isinstance(self.shape, BestFirst)
-        return LevelShape.best_first(self.shape.kind, self.shape.nodes, self.shape.children, self.shape.beta)
-
-    @cached_property
     def level_shape(self) -> LevelShape | None:
         """The shape of trees that grow in one launch, where all levels are known at once; None: they grow by levels."""
         shape, device = self.shape, self.arrived.device
@@ -88,8 +82,8 @@ class GrowthPlan:
             return LevelShape.best_first(shape.kind, shape.nodes, shape.children, shape.beta)
         if isinstance(shape, Ranks) and not shape.widths:
             return LevelShape.ranks(shape.tree.first(len(shape.tree), shape.levels), device)  # level by level
-        if isinstance(shape, Ranks) or max(shape.opened) > 1:
-            return None
+        if isinstance(shape, Ranks) or max(shape.opened) > 1 or 0 in shape.widths:
+            return None  # the op gives every opened node a child
         return LevelShape.backbone(shape.levels, shape.widths or (shape.children,), shape.thresholds, device)
 
     @cached_property

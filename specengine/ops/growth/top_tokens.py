@@ -15,18 +15,15 @@ def vocabulary_parts(rows: int, vocab: int, children: int, arrived: torch.Tensor
     return _C.VocabularyParts(best, torch.empty_like(best, dtype=torch.float32), sums, arrived)
 
 
-def top_tokens(
-    logits: torch.Tensor, children: int, arrived: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def top_tokens(logits: torch.Tensor, children: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the likeliest tokens int32 [R, k], of equals the lower first, and their log-probabilities float32 [R, k].
 
-    logits: float32 [R, Vd].  children: k.  arrived: int32 [R or more], zeros before and after; None: made here.
+    logits: float32 [R, Vd].  children: k.
     Raises ValueError for sizes that do not fit and, on the CPU, for logits that are no distribution (NaN, say); on CUDA
     such a row has tokens of -1 and log-probabilities of 0.
     """
     rows, vocab = logits.shape
-    if arrived is None:
-        arrived = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+    arrived = torch.zeros(rows, dtype=torch.int32, device=logits.device)
     tokens = torch.empty(rows, children, dtype=torch.int32, device=logits.device)
     log_probs = torch.empty(rows, children, device=logits.device)
     _C.top_tokens(logits, vocabulary_parts(rows, vocab, children, arrived), tokens, log_probs)
