@@ -88,7 +88,7 @@ def test_a_drafter_on_the_host_is_timed_between_cycles(device_engine):
 @pytest.mark.full
 @pytest.mark.parametrize("spec", ["length=2", "tree=2x1"])
 @pytest.mark.parametrize("wants", [Wants.NOTHING, Wants.PROBABILITIES])
-def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(device_engine, monkeypatch, spec, wants):
+def test_a_draft_model_hands_over_its_distributions(device_engine, monkeypatch, spec, wants):
     short = dataclasses.replace(SAMPLED, max_new_tokens=6)
     expected = ids(on_the_cpu(short)[:3])
     monkeypatch.setattr("specengine.rules.Match.wants", wants)
@@ -99,8 +99,9 @@ def test_a_draft_model_drafts_between_cycles_and_hands_over_its_distributions(de
     )
 
     def watched(slots, *rest):
+        tree = draft(slots, *rest)
         seen.append(copy.deepcopy(slots.draft_logits))
-        return draft(slots, *rest)
+        return tree
 
     monkeypatch.setattr(GraphBatch, "draft", watched)
     assert ids(engine.generate(PROMPTS[:3], short)) == expected
