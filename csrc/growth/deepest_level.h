@@ -16,7 +16,10 @@ struct DeepestLevel {
     if ((known != nullptr && known[b] <= 0) || (active != nullptr && active[b] == 0)) return 0;
     int deepest = levels;
     if (limits != nullptr) deepest = limits[b];
-    if (final_length != nullptr) deepest = final_length[b] - history_length[b] - 1;
+    if (final_length != nullptr) {  // without a sign: numbers that make no sense wrap around, as on a GPU
+      deepest =
+          static_cast<int>(static_cast<unsigned>(final_length[b]) - static_cast<unsigned>(history_length[b]) - 1u);
+    }
     return deepest < 0 ? 0 : deepest > levels ? levels : deepest;
   }
 };
@@ -27,7 +30,7 @@ struct Roots {
   int capacity;
 
   SPECENGINE_HOST_DEVICE int of(int b) const {
-    const int last = lengths == nullptr ? 0 : lengths[b] - 1;
+    const int last = lengths == nullptr ? 0 : static_cast<int>(static_cast<unsigned>(lengths[b]) - 1u);
     return texts[static_cast<int64_t>(b) * capacity + (last < 0 ? 0 : last >= capacity ? capacity - 1 : last)];
   }
 };

@@ -22,7 +22,7 @@ TensorView summed(const LevelLogits& level, std::vector<float>& sums) {
   return all;
 }
 
-// Raises ValueError for rows whose nodes are no candidates.
+// Raises ValueError for rows whose nodes are no candidates, or deeper than a tree.
 template <class Op>
 void check_beam(const Op& op) {
   const int64_t columns = op.candidates.tokens.shape[1];
@@ -30,6 +30,11 @@ void check_beam(const Op& op) {
     const int64_t column = op.before.beam.template as<int32_t>()[row];
     if (column < 0 || column >= columns) {
       fail("before.beam: entry ", row, " is ", column, ", expected 0 to ", columns - 1);
+    }
+    const int64_t entry = row / op.before.beam.shape[1] * columns + column;
+    const int32_t depth = op.candidates.depths.template as<int32_t>()[entry];
+    if (op.first > 1 && depth >= kMaxNodes) {  // before, the root's is not written yet
+      fail("candidates.depths: entry ", entry, " is ", depth, ", expected less than ", kMaxNodes);
     }
   }
 }
