@@ -56,7 +56,7 @@ class Trees {
     read_ += rows;
   }
 
-  // Adds a level of what was read; chooses the rows that come next, none behind the last level.
+  // Adds a level of what was read; chooses the rows that come next, none after the last level.
   void add() {
     const int64_t width = levels_ == 0 ? 1 : beam_, before = rows_before(levels_);
     before_ = after_, after_ = rows(levels_ + 1 == limits_.levels ? 0 : beam_);

@@ -19,7 +19,7 @@ SPECENGINE_HOST_DEVICE inline int entry_of(const Growth& op, int place) {
   return entry < 0 ? 0 : entry > last ? last : entry;
 }
 
-// Writes the level of request b and the rows behind it, on the CPU; cuda/trees/level_growth.cuh does it by a block.
+// Writes the level of request b and the rows after it, on the CPU; cuda/trees/level_growth.cuh does it by a block.
 template <typename Best>
 void grow_level(const Growth& op, int b, const Best& best) {
   const bool known = op.known[b] > 0;

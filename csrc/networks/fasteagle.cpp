@@ -89,7 +89,7 @@ class FastEagleNetwork final : public Network {
   Scratch own_;
   TensorView states_, embedded_, normed_, joined_, fused_, hidden_states_, at_layers_, workspace_;
   TensorView outputs_, logits_;     // of all levels
-  TensorView markov_rows_, added_;  // of one level: what its nodes' tokens add to the logits behind them
+  TensorView markov_rows_, added_;  // of one level: what its nodes' tokens add to the logits after them
 };
 
 }  // namespace

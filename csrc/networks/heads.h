@@ -14,7 +14,7 @@ struct DraftHead {
 // product, which reads the weights once.
 struct HeadsWeights {
   int64_t hidden;
-  std::vector<DraftHead> heads;  // head 0 drafts the token behind the root
+  std::vector<DraftHead> heads;  // head 0 drafts the token after the root
   OptionalTensor vocabulary;     // [Vd] int32, the target's token of each row of the logits; None: the same
 
   void validate() const;

@@ -1,4 +1,4 @@
-// A drafter's network on the CPU, for growth/grow.h: what a draft begins with, and logits behind nodes of its trees.
+// A drafter's network on the CPU, for growth/grow.h: what a draft begins with, and logits after nodes of its trees.
 #pragma once
 #include <memory>
 #include <vector>
@@ -27,7 +27,7 @@ struct DraftInputs {
   TensorView row_start;              // [B + 1] int32
   TensorView last;                   // [B] int32, the rows of the roots
   TensorView lengths;                // [B] int32, tokens that are cached
-  TensorView ends;                   // [B] int32, tokens that are cached behind the chains
+  TensorView ends;                   // [B] int32, tokens that are cached after the chains
   TensorView block_table;            // [B, P] int32
   OptionalTensor hidden_states;      // [R, F] float32, of the target; None: the network reads none
   TensorView rows;                   // [M] int32, each token's row of hidden_states
@@ -40,7 +40,7 @@ struct DraftInputs {
 
   // Checks hidden states; returns their columns.
   int64_t check_hidden_states(Checker& check) const;
-  // Checks the tokens, and the network's own cache and tables for the chains and `further` slots and positions behind
+  // Checks the tokens, and the network's own cache and tables for the chains and `further` slots and positions after
   // them. vocab: tokens that the network can read.  target: whether it reads the target's cache too.
   void check_chains(Checker& check, const Decoder& decoder, int64_t vocab, int64_t further_slots,
                     int64_t further_positions, bool target = false) const;
@@ -64,10 +64,10 @@ class Network {
  public:
   virtual ~Network() = default;
 
-  // Reads the chains. Returns logits float32 [B, V] behind the roots; or [T * B, V], level after level, where those of
+  // Reads the chains. Returns logits float32 [B, V] after the roots; or [T * B, V], level after level, where those of
   // all T levels depend on no drafted token.
   virtual TensorView begin() = 0;
-  // Reads the nodes of the next level; returns the logits behind them, valid until the next call.
+  // Reads the nodes of the next level; returns the logits after them, valid until the next call.
   virtual TensorView step(const LevelRows& rows) = 0;
 };
 

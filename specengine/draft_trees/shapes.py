@@ -24,8 +24,8 @@ def just_below(chance: float) -> float:
 class Beam:
     """Every level opens the `width` likeliest nodes of the level before (EAGLE-2 section 4.1); all are candidates.
 
-    levels: of the tree.  children: of an opened node.  With width 1 and more children it is a backbone (FastEagle
-    section 3), with one child a chain.
+    A tree has `levels` levels, an opened node `children` children. With width 1 and more children it is a backbone
+    (FastEagle section 3), with one child a chain.
     widths, thresholds: an opened node has widths[number of thresholds below its first child's chance] children (CAPE,
     GLIDE section 3.3); no thresholds: `children`.
     """

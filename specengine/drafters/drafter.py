@@ -32,12 +32,12 @@ class Drafter(ABC):
     nodes without a distribution.
     hidden_state_layers: rising; layers of the target whose input it reads, beside the last hidden state.
     reads_hidden_states: whether it reads the target's hidden states, of prompts and of committed paths.
-    reads_choices: whether it reads the target's likeliest token behind each node.
+    reads_choices: whether it reads the target's likeliest token after each node.
     drafts_in_cycle: whether it drafts inside captured cycles on a GPU. All others draft on the host between two cycles,
     which costs their overlap.
     projections: its linear layers, whose kernels the engine tunes before the first cycle on a GPU.
     page_bytes: device memory that it needs beside each page of the target's cache.
-    device_rows: of its largest pass in captured cycles, for one request; the memory plan counts them.
+    device_rows: the rows for one request in its largest pass of captured cycles; the memory plan counts them.
     """
 
     name: ClassVar[str]
@@ -66,10 +66,10 @@ class Drafter(ABC):
         """Learns from the tokens that a cycle committed; called after every cycle on the CPU, before the next draft.
 
         On CUDA it is called for drafters that draft on the host; observe_on_device() takes its place otherwise.
-        draft: of this cycle; its trees are those that were verified.
-        committed: of each request, its accepted tokens and the bonus token.
-        hidden_states: of the committed paths' nodes, root first, request after request; None where the drafter does not
-        read them. The token behind node i of a path is committed token i. By default nothing is learned.
+        draft: what this cycle verified.
+        committed: each request's accepted tokens and the bonus token.
+        hidden_states: those of the committed paths' nodes, root first, request after request; None where the drafter
+        reads none. The token after node i of a path is committed token i. By default nothing is learned.
         """
 
     def release(self, request: DraftRequest) -> None:  # noqa: B027 (most drafters hold nothing else)
@@ -97,7 +97,7 @@ class Drafter(ABC):
 
     @property
     def spare_slots(self) -> int:
-        """Slots of the cache that a request needs behind its longest text."""
+        """Slots of the cache that a request needs after its longest text."""
         return self.max_nodes
 
     @property
@@ -135,7 +135,7 @@ class Drafter(ABC):
     def reads(self, tokens: int, answer: int, batch: int) -> bool:
         """Returns whether to read a new request; asked once for each.
 
-        tokens: of its prompt.  answer: tokens of its answer, at most.  batch: size of its batch.
+        tokens: the prompt's length.  answer: the answer's, at most.  batch: the size of its batch.
         The answer is the request's `drafter_reads`. Of a request that it does not read it keeps nothing beside the
         target's cache, and drafts nothing that needs this.
         """
@@ -144,8 +144,8 @@ class Drafter(ABC):
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:  # noqa: B027
         """Observes the prompt's tokens from position `start` on, chunk by chunk.
 
-        hidden_states: of the chunk. The prompt's last token is the first root and in no chunk, so the token behind each
-        chunk's last one is known. The first chunk begins behind the pages that are shared with earlier requests; see
+        hidden_states: the chunk's. The prompt's last token is the first root and in no chunk, so the token after each
+        chunk's last one is known. The first chunk begins after the pages that are shared with earlier requests; see
         filled().
         """
 
@@ -154,7 +154,7 @@ class Drafter(ABC):
     ) -> None:
         """Observes a cycle of a drafter that reads choices; called before observe(), of cycles with drafts alone.
 
-        choices: of each request, the likeliest token behind every node of its tree, by the target's unprocessed
+        choices: for each request the likeliest token after every node of its tree, by the target's unprocessed
         logits. There may be more choices than nodes.
         """
 
@@ -203,7 +203,7 @@ class Drafter(ABC):
         """
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:  # noqa: B027
-        """Observes a captured cycle, in place of observe(). hidden_states: of all rows of its pass.
+        """Observes a captured cycle, in place of observe(). hidden_states: those of all rows in its pass.
 
         By default nothing is kept: the next draft finds the committed tokens in the batch's history.
         """

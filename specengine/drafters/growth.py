@@ -1,4 +1,4 @@
-"""Grows trees: a network gives the logits behind open nodes, and their children join the tree, level after level.
+"""Grows trees: a network gives the logits after open nodes, and their children join the tree, level after level.
 
     steps = network.draft(opened, levels)
     rows = trees.add(next(steps))  # the children of the roots; rows: the nodes whose children come next
@@ -46,15 +46,15 @@ class Begun(Protocol):
 class Opened:
     """What a draft begins from: the text that the network has not read, as rows of its first pass, and the roots.
 
-    last: int64 [B], the row behind which each request's draft goes on; of drafters with mask tokens [B * levels], the
+    last: int64 [B], the row after which each request's draft goes on; of drafters with mask tokens [B * levels], the
     rows of all levels.
-    hidden_states: [M, ..], of pairs, or features of a text (PARD-2); [R, ..] where `above` is given; None: there are
-    none.
+    hidden_states: [M, ..], those of pairs, or features of a text (PARD-2); [R, ..] where `above` is given; None: the
+    network reads none.
     roots: int32 [B, 1].  known: int32 [B], 0: nothing is drafted for the request.
-    pool: the drafter's keys and values.  place: of the first row in them.  root_place: lengths count the slots before
-    node 0, from which drafted rows are numbered.
+    pool: the drafter's keys and values.  place: where the rows lie in them.  root_place: the same for drafted rows,
+    which are numbered from node 0 on; its lengths count the slots before node 0.
     origin: int64 [B], the rows that the first level's `above` names; None: 0 to B - 1.
-    above: int64 [M], the hidden state of each row, or the row behind them all: that of masks; None: they are in order.
+    above: int64 [M], the hidden state of each row, or the row after them all: that of masks; None: they are in order.
     """
 
     rows: Rows

@@ -37,7 +37,7 @@ class Unread(NamedTuple):
 
 
 def growth_shape(shape: Beam | Ranks, nodes: int = _C.MAX_NODES) -> _C.GrowthShape:
-    """Returns a shape as the native loop takes it. nodes: of a tree at most, root included; the best are kept."""
+    """Returns a shape as the native loop takes it. nodes: how many a tree keeps, root included; the best ones."""
     if isinstance(shape, Beam):
         return _C.GrowthShape(shape.children, shape.width, nodes, shape.thresholds, shape.widths, (), (), ())
     tree = shape.tree.first(len(shape.tree), shape.levels)  # level by level

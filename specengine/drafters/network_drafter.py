@@ -85,7 +85,7 @@ class NetworkDrafter(Drafter, Source):
         replacement: bool = False,
         costs: CycleCosts | None = None,
     ) -> None:
-        """Takes the parts that the constructor has made. nodes: of the largest tree.  slots: that a draft writes to."""
+        """Takes the parts that the constructor has made. nodes: the largest tree's.  slots: those a draft writes to."""
         self.network, self.reader, self.columns = network, reader, columns
         self.shape, self.drawn_shape, self._projections = shape, drawn_shape, list(projections)
         self.replacement = replacement

@@ -21,7 +21,7 @@ class Reader(ABC):
     Pairs of hidden state and token, rows of text, or the last hidden state: the readers of this package. The methods of
     Drafter with these names say what they do; a NetworkDrafter hands them on.
     hidden_state_layers, reads_hidden_states: see Drafter.  page_bytes: device memory beside a page of the target's.
-    device_rows: of its largest pass in captured cycles, for one request; the memory plan counts them.
+    device_rows: the rows for one request in its largest pass of captured cycles; the memory plan counts them.
     """
 
     hidden_state_layers: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ class Reader(ABC):
         """Catches up where a draft needs it, or where too much waits; called before each cycle, in no graph."""
 
     def observe_on_device(self, batch: DraftBatch, hidden_states: HiddenStates) -> None:  # noqa: B027
-        """Takes what a captured cycle committed. hidden_states: of all rows of its pass."""
+        """Takes what a captured cycle committed. hidden_states: those of all rows in its pass."""
 
     @abstractmethod
     def open_on_device(self, batch: DraftBatch, levels: int) -> Begun:

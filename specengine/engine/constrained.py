@@ -37,7 +37,7 @@ class ConstrainedTrees:
         if self._drafter.max_nodes == 1:  # plain decoding stays plain
             self._start(draft.trees)
             return draft
-        whole = self._drafter.reads_choices  # which reads the target's tokens behind forbidden nodes too
+        whole = self._drafter.reads_choices  # which reads the target's tokens after forbidden nodes too
         pairs = list(zip(self._requests, draft.trees, strict=True))
         self._cuts = [
             request.constraint.cut(tree, whole) if request.constraint else CutTree(tree, [*range(len(tree.tokens))], [])

@@ -61,7 +61,7 @@ def test_it_is_the_algorithm(drafter_of, length, window, ngram, suffixes, inspir
 
 
 def drafted(drafter, request, sentence, phrases=()):
-    """The draft where the small model says a sentence and the pool has these phrases behind it."""
+    """The draft where the small model says a sentence and the pool has these phrases after it."""
     for phrase in phrases:
         drafter.pool.insert(sentence[-1], phrase)
     drafter._sentences.draft = lambda cache, requests, states, goals, noise: states[0].sentence.extend(sentence)

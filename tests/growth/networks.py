@@ -80,7 +80,7 @@ def eagle_joined() -> Arguments:
 
 
 def eagle_predicting() -> Arguments:
-    """Multi-token prediction: norms of the halves before the product, and one behind the layers."""
+    """Multi-token prediction: norms of the halves before the product, and one after the layers."""
     return {**eagle(), "decoder": native((2,)), "fuse": projection(6, 12, 9), "feed_back": True}
 
 

@@ -68,7 +68,7 @@ class Drafts:
         sure = self.random(len(self.known) * self.draw.choice((1, rows))) if some[2] and last else None
         summed = self._each(values, rows) + (0 if delta is None else delta)
         tokens, scores = (each.tolist() for each in top_tokens(self.backend.put(summed), self.shape.children))
-        if sure is not None:  # behind the last level, where its rounding chooses no node
+        if sure is not None:  # after the last level, where its rounding chooses no node
             scores = reference.confident(torch.tensor(scores), self._each(sure, rows).sigmoid()).tolist()
         values.view(len(self.known), -1)[self.known == 0] = torch.nan  # not read
         given = (each if each is None else self.backend.put(each) for each in (values, delta, sure))

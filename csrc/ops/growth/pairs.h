@@ -21,10 +21,10 @@ struct PairRows {
   TensorView ends;            // [3, B] int32, written: the number of each request's last pair, and of the next one; the
                               // last committed token
   OptionalTensor above;       // [B * N] int64, written: the hidden state of each row, out of N - masks of each request
-                              // and, behind them all, that of masks
+                              // and, after them all, that of masks
   OptionalTensor blocks;      // [B, S] int32, whose first column becomes the last committed tokens
   int64_t unread;             // pairs at the end that are not laid out
-  int64_t masks, mask_token;  // behind the last pair
+  int64_t masks, mask_token;  // after the last pair
 
   Device validate() const {
     Checker check;

@@ -56,13 +56,13 @@ class GruHead(BlockHead):
     def _state(
         self, tokens: torch.Tensor, kept: torch.Tensor | None, states: torch.Tensor | None, above: torch.Tensor | None
     ) -> GruState:
-        """Returns the states behind tokens int32 [R]; see gru_step."""
+        """Returns the states after tokens int32 [R]; see gru_step."""
         g, ops = self._gru, self.ops
         read = ops.linear(self.rows_of(g.embedding, tokens, g.hidden, ops.dtype_for(g.read)), g.read)
         return gru_step(read, kept, states, above, ops.dtype_for(g.keep))
 
     def _correction(self, slots: torch.Tensor, states: torch.Tensor, rows: GrownRows | None) -> torch.Tensor | None:
-        """Returns what logits gain, [R, Vd]. slots: [B, hidden].  states: [R, G], behind `rows`; None: the roots."""
+        """Returns what logits gain, [R, Vd]. slots: [B, hidden].  states: [R, G], after `rows`; None: the roots."""
         g, ops = self._gru, self.ops
         by_node = rows is not None and rows.by_node
         if not by_node and (rows.level if rows else 0) < g.prefix:

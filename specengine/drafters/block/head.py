@@ -83,7 +83,7 @@ class PathMemory:
 
 
 def at_level(values: torch.Tensor, rows: GrownRows | None) -> torch.Tensor:
-    """Returns what the slots behind open nodes have, [B, ..]; a request's nodes share it.
+    """Returns what the slots after open nodes have, [B, ..]; a request's nodes share it.
 
     values: [levels, B, ..].  rows: the nodes; None: the roots.
     """

@@ -14,7 +14,7 @@ from specengine.ops.weight import Projection
 
 
 class BlockNetwork:
-    """Caches the pairs, runs a block of mask tokens behind them, and lets the head draft on the slots' outputs."""
+    """Caches the pairs, runs a block of mask tokens after them, and lets the head draft on the slots' outputs."""
 
     def __init__(self, settings: BlockSettings, backbone: Backbone, head: BlockHead) -> None:
         self.settings, self.backbone, self.head = settings, backbone, head

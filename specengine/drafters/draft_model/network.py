@@ -17,7 +17,7 @@ from specengine.ops.row_tools import take_rows
 class ModelNetwork:
     """Drafts with a small model.
 
-    The keys of drafted nodes lie behind the root's. The states of a hybrid stay behind the token before the root, and
+    The keys of drafted nodes lie after the root's. The states of a hybrid stay as they were before the root, and
     no pass of a draft writes them: each one begins at the root.
     """
 

@@ -37,7 +37,7 @@ class DevicePairs:
     """Holds the unread pairs of every slot, one per committed token.
 
     most: pairs of a cycle: the levels of the deepest tree, and one.  like: hidden states of one position.
-    masks: rows behind them, at most.
+    masks: rows after them, at most.
     counts, first: int32 [slots], how many pairs there are and the number of the first one.
     """
 

@@ -34,9 +34,9 @@ class PairReader(Reader):
 
     drafter: its name, for errors.  hidden_state_layers: those whose input the network reads.
     levels: of the drafter's deepest tree.  rows: of a request in the drafter's largest pass.
-    beyond: positions behind the pairs that a draft on the host reaches.
-    behind: where node 0 of a draft lies, in slots behind the last pair; 0: it is that pair.
-    mask_token: of drafters that draft all levels in one pass, with masks behind the last pair.
+    beyond: positions after the pairs that a draft on the host reaches.
+    behind: where node 0 of a draft lies, in slots after the last pair; 0: it is that pair.
+    mask_token: of drafters that draft all levels in one pass, with masks after the last pair.
     """
 
     reads_hidden_states = True
@@ -215,7 +215,7 @@ class PairReader(Reader):
         return Opened(read.rows, read.last, *text, waiting.place, behind, *pairs)
 
     def _origin(self, read: PairRows) -> torch.Tensor | None:
-        """Returns the rows that drafted ones go on from; None: a draft behind the pairs begins with rows of its own."""
+        """Returns the rows that drafted ones go on from; None: a draft after the pairs begins with rows of its own."""
         return None if self._behind else read.origin
 
     def _masks(self, levels: int) -> Masks | None:

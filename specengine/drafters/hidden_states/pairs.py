@@ -108,7 +108,7 @@ class PairRows:
     """Pairs of several requests as the rows of one drafter pass, one chain per request.
 
     hidden_states: [R, ..], of pairs.  last: int64 [B * (1 + masks)], the rows of each last pair and its masks.
-    above: int64 [M], the hidden state of each row; masks have the next one behind all. None: without masks.
+    above: int64 [M], the hidden state of each row; masks have the next one after all. None: without masks.
     """
 
     rows: Rows
@@ -118,7 +118,7 @@ class PairRows:
 
     @property
     def origin(self) -> torch.Tensor | None:
-        """The rows that the next level goes on from; None behind masks: there is no next level."""
+        """The rows that the next level goes on from; None after masks: there is no next level."""
         return self.last if self.above is None else None
 
     @staticmethod

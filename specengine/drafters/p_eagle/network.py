@@ -1,4 +1,4 @@
-"""P-EAGLE's network: EAGLE-3's, which reads masks behind the last pair of hidden state and token."""
+"""P-EAGLE's network: EAGLE-3's, which reads masks after the last pair of hidden state and token."""
 
 from __future__ import annotations
 

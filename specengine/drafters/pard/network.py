@@ -41,7 +41,7 @@ class PardNetwork:
         return self.model.projections
 
     def draft(self, opened: Opened, levels: int) -> Steps:
-        """Reads the text and the mask tokens behind it, whose outputs are the levels."""
+        """Reads the text and the mask tokens after it, whose outputs are the levels."""
         hidden = self._run(opened.rows, opened.hidden_states, opened.place, opened.pool, only_cache=False)
         yield Logits(self.model.logits(take_rows(hidden, opened.last)), levels=levels)
 

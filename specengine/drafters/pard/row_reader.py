@@ -73,7 +73,7 @@ class PageFeatures:
 
 
 class RowReader(Reader):
-    """Keeps the rows of each request's text cached, and lays out those of drafts behind them.
+    """Keeps the rows of each request's text cached, and lays out those of drafts after them.
 
     drafter: its name, for errors.  mask_token: of drafted rows.  features: of the target; None: rows have none.
     levels: of the deepest tree.
@@ -117,7 +117,7 @@ class RowReader(Reader):
         return state.cached if state else 0
 
     def observe_prompt(self, request: DraftRequest, start: int, hidden_states: HiddenStates) -> None:
-        """Reads a chunk; the row behind it waits."""
+        """Reads a chunk; the row after it waits."""
         self._state(request, start)
         if self._features:
             self._add(request, start, self._features(hidden_states))

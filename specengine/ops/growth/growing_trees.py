@@ -86,7 +86,7 @@ class GrowingTrees:
 
     roots: int32 [B, 1], or the texts whose last tokens they are.  known: int32 [B], 0: nothing is drafted for the
     request.  token_ids: int32 [Vd], the target's tokens; None: the drafter's are the same.
-    limits: how deep the trees may be.  nodes: of each at most, of a shape that grows from the likeliest node on.
+    limits: how deep the trees may be.  nodes: the most of each, for BestFirst.
     origin: int64 [B], the rows that the first level's `above` names for the roots; None: 0 to B - 1.
     """
 
@@ -117,7 +117,7 @@ class GrowingTrees:
         return empty_candidates(len(self._known), self.plan.candidates, self._known.device)
 
     def add(self, found: Logits | Children) -> GrownRows | None:
-        """Adds the children of the open nodes; returns the nodes whose children come next, None behind the last level.
+        """Adds the children of the open nodes; returns the nodes whose children come next, None after the last level.
 
         Levels whose logits are known together are added together, in one launch if the shape allows it.
         """

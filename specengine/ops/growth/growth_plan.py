@@ -19,7 +19,7 @@ from specengine.ops.growth.expand_levels import LevelShape
 
 
 class Level(NamedTuple):
-    """How a level grows. children: k.  rows: w.  next: nodes that are opened behind it, 0 behind the last level.
+    """How a level grows. children: k.  rows: w.  next: nodes that are opened after it, 0 after the last level.
 
     entries: int32 [E], which of the w k children the level has; None: all.
     order: int32 [next], the entries to open; None: the best ones.
@@ -175,7 +175,7 @@ def _rank_levels(tree: RankTree, device: torch.device) -> tuple[Level, ...]:
 
 
 def empty_rows(batch: int, width: int, words: int, device: torch.device) -> _C.BeamRows:
-    """Makes room for `width` rows of each of B requests. words: of ancestor bits."""
+    """Makes room for `width` rows of each of B requests, each with `words` words of ancestor bits."""
 
     def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""A step of a gated recurrent unit along drafted paths, behind its two products.
+"""A step of a gated recurrent unit along drafted paths, after its two products.
 
 Shapes: R rows, S states before them, G the size of a state.
 """

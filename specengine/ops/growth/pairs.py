@@ -20,7 +20,7 @@ class WaitingRows(NamedTuple):
     """Waiting pairs as chains, padded to N rows each.
 
     last: int64 [B * (1 + masks)], the rows of each request's last pair and of its masks.
-    above: int64 [B * N], the hidden state of each row, out of N - masks of each request and, behind them all, that of
+    above: int64 [B * N], the hidden state of each row, out of N - masks of each request and, after them all, that of
     masks; None: without masks.
     roots: int32 [B, 1], the last committed tokens.
     last_pairs, next_pairs: int32 [B], the number of each request's last pair, and of the next one.
@@ -36,7 +36,7 @@ class WaitingRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Masks:
-    """Rows of a mask token, `count` of them behind the last pair of each request."""
+    """Rows of a mask token, `count` of them after the last pair of each request."""
 
     token: int
     count: int
@@ -56,7 +56,7 @@ def pair_rows(
 
     counts, first: int32 [B], how many pairs wait, and the number of the first one; a request without any is padding.
     row_start: int32 [B + 1], multiples of N = `rows`.  unread: pairs at the end that are left out.
-    blocks: int32 [B, S], whose first column becomes the last committed tokens.  masks: behind N - count pairs at most.
+    blocks: int32 [B, S], whose first column becomes the last committed tokens.  masks: after N - count pairs at most.
     """
     batch, device = len(counts), counts.device
     tokens, parents, depths = (torch.empty(batch * rows, dtype=torch.int32, device=device) for _ in range(3))
