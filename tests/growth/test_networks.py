@@ -91,6 +91,11 @@ def test_no_level_is_drafted_that_is_expected_to_add_too_few_tokens(name):
         assert drafted(name, min_gain=gain)[1] == expected
 
 
+@pytest.mark.parametrize("name", ["heads", "fasteagle"])
+def test_levels_whose_logits_are_known_at_once_are_all_drafted(name):
+    assert drafted(name, min_gain=100.0) == drafted(name)
+
+
 def test_the_best_nodes_are_kept_and_those_that_are_seldom_reached_are_left_out():
     def reaches(tree):
         reach = [1.0]
